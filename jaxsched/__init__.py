@@ -1,0 +1,14 @@
+"""Explicit schedules for JAX: in-place updates that stay in place, in the order that you declare."""
+
+import jax as _jax_package
+
+from jaxsched._jax import check_version as _check_version
+
+_check_version(_jax_package.__version__)
+
+from jaxsched._api import scheduled as scheduled
+from jaxsched._before import before as before
+from jaxsched._errors import CycleError as CycleError
+from jaxsched._errors import ScheduleError as ScheduleError
+
+__version__ = "0.1.0"

@@ -1,0 +1,144 @@
+"""The decorator `scheduled`."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, overload
+
+import jax
+import jax.numpy as jnp
+
+from jaxsched._before import collecting, replay
+from jaxsched._errors import ScheduleError, message
+from jaxsched._jax import eval_jaxpr, tracing
+from jaxsched._plan import Options, plan
+
+__all__ = ["scheduled"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def scheduled(fun: Callable[P, R], /, *, infer: bool = True) -> Callable[P, R]: ...
+@overload
+def scheduled(
+    fun: None = None, /, *, infer: bool = True
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def scheduled(fun: Any = None, /, *, infer: bool = True) -> Any:
+    """Orders the reads and in-place writes of a function so that XLA does not copy its buffers.
+
+    ```
+    @partial(jax.jit, donate_argnums=0)       @partial(jax.jit, donate_argnums=0)
+    @scheduled                                def f(x):
+    def f(x):                                     y = x[0, 0]
+        y = x[0, 0]                      -->      x, y = pin(x, y)
+        x = x.at[0, 0].add(1)                     x = x.at[0, 0].add(1)
+        return x, y                               return x, y
+    ```
+
+    The function is traced, its jaxpr gets an order, and that is evaluated in the function's place,
+    under whatever transformation is at work: `jit` (around it or inside of it), `grad`, `vmap`,
+    `scan`. A function without a read that a write could overtake is left exactly as it is.
+
+    Arguments:
+        fun: the function to transform, with any signature. Arrays in its arguments are traced;
+            everything else (strings, Python numbers, objects) is seen by the function as it is.
+        infer: also order every read of a buffer before the write that reuses its memory, where
+            that is free to choose. With False only the orders declared by `before` are kept.
+
+    Returns:
+        A function with the signature, the name and the results of `fun`.
+
+    Raises:
+        ScheduleError: when `fun` is not callable or `infer` is not a bool; and, once the function
+            is called, for declarations that have no meaning or contradict each other.
+
+    Example:
+
+    >>> from functools import partial
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxsched import scheduled
+    >>> @partial(jax.jit, donate_argnums=0)
+    ... @scheduled
+    ... def f(x):
+    ...     y = x[0, 0]
+    ...     return x.at[0, 0].add(1), y
+    >>> x, y = f(jnp.zeros((1000, 1000)))
+    >>> x[0, 0].item(), y.item()
+    (1.0, 0.0)
+    >>> f.lower(x).compile().memory_analysis().temp_size_in_bytes < 1000
+    True
+    """
+    if not isinstance(infer, bool):
+        raise ScheduleError(
+            message(
+                f"`infer` must be True or False, but it is {infer!r}.",
+                "scheduled(..., infer=...)",
+                "infer=True (order what is free to order) or infer=False (declared orders only).",
+            )
+        )
+    if fun is None:
+        return functools.partial(scheduled, infer=infer)
+    if not callable(fun):
+        raise ScheduleError(
+            message(
+                f"`scheduled` transforms a function, but it was given {fun!r}.",
+                "scheduled(fun)",
+                "@scheduled or @scheduled(infer=False) on a function, or scheduled(f)(x) to call.",
+            )
+        )
+    options = Options(infer=infer)
+
+    @functools.wraps(fun)
+    def scheduled_fun(*args: Any, **kwargs: Any) -> Any:
+        (args, kwargs), call = _hold_static(fun, (args, kwargs))
+        with collecting():
+            jaxpr, shapes = jax.make_jaxpr(call, return_shape=True)(*args, **kwargs)
+        planned = plan(jaxpr, options, compiled=tracing())
+        with replay():
+            leaves = eval_jaxpr(planned, jax.tree.leaves((args, kwargs)))
+        return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+    return scheduled_fun
+
+
+class _Static:
+    """Stands in the arguments for what is not traced; a pytree without leaves."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+jax.tree_util.register_pytree_node(
+    _Static, lambda static: ((), static), lambda static, _: static
+)
+
+
+def _hold_static(fun: Any, arguments: Any) -> tuple[Any, Any]:
+    """The arguments without what is not an array, and `fun` as a function of the rest.
+
+    What `jit` calls static and what eager code passes as plain Python values arrive here alike.
+    """
+    leaves, tree = jax.tree.flatten(arguments)
+    traced = [_is_array(leaf) for leaf in leaves]
+    if all(traced):
+        return arguments, fun
+    held = [leaf if keep else _Static(leaf) for leaf, keep in zip(leaves, traced, strict=True)]
+
+    @functools.wraps(fun)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = jax.tree.map(
+            lambda leaf: leaf.value if isinstance(leaf, _Static) else leaf,
+            (args, kwargs),
+            is_leaf=lambda leaf: isinstance(leaf, _Static),
+        )
+        return fun(*args, **kwargs)
+
+    return jax.tree.unflatten(tree, held), call
+
+
+def _is_array(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None or not hasattr(leaf, "shape"):
+        return False
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, jnp.bool_, jax.dtypes.extended))

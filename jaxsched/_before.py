@@ -1,0 +1,200 @@
+"""The declaration `before`: a marker equation that `scheduled` reads and removes again."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxsched._errors import ScheduleError, message
+from jaxsched._jax import Effect, allow_effect, caller_line, leaks_as
+
+__all__ = ["before", "collecting", "marker_effect", "marker_p"]
+
+
+class _OrderEffect(Effect):
+    """Keeps the marker alive: JAX drops an equation without results and effects while tracing."""
+
+    def __str__(self) -> str:
+        return "Order"
+
+
+marker_effect = _OrderEffect()
+allow_effect(_OrderEffect)
+
+marker_p = Primitive("before")
+marker_p.multiple_results = True
+
+
+class _State(threading.local):
+    depth = 0
+    replaying = False
+
+
+_state = _State()
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[None]:
+    """While a scheduled function is traced, `before` may be called."""
+    replaying, _state.replaying = _state.replaying, False
+    _state.depth += 1
+    try:
+        yield
+    finally:
+        _state.depth -= 1
+        _state.replaying = replaying
+
+
+@contextlib.contextmanager
+def replay() -> Iterator[None]:
+    """While a planned function is evaluated, custom derivative rules may call `before` again.
+
+    The plan is made by then, so that the declarations in those rules have nothing to act on.
+    """
+    replaying, _state.replaying = _state.replaying, True
+    try:
+        yield
+    finally:
+        _state.replaying = replaying
+
+
+def before(*values: Any) -> None:
+    """Declares that each value is finished before the computation of the next one starts.
+
+    ```
+    y = x[0, 0]                               y = x[0, 0]
+    x_new = x.at[0, 0].add(1)          -->    x, y = pin(x, y)
+    before(y, x_new)                          x_new = x.at[0, 0].add(1)
+    ```
+
+    The declaration is about values that are computed already; it may stand anywhere after them in
+    the same scope: at top level, in the body of a loop or a branch, in a nested jitted function,
+    under `vmap`, `grad` or `checkpoint`. An order that holds by data anyway may be declared too.
+
+    Arguments:
+        *values: two or more arrays, or pytrees of arrays, of any shape and dtype. Every array of
+            one value is finished before any array of the next one is started.
+
+    Returns:
+        None: the values themselves go on being used.
+
+    Raises:
+        ScheduleError: for fewer than two values, outside of a scheduled function, and for a value
+            that no equation of this scope computes (an argument, a constant, a value of another
+            scope or of another call).
+        CycleError: once the function is traced, where the order contradicts the data.
+
+    Example:
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxsched import before, scheduled
+    >>> @scheduled
+    ... def pop(x, i):
+    ...     y = x[i]
+    ...     x_new = x.at[i].set(0.0)
+    ...     before(y, x_new)
+    ...     return x_new, y
+    >>> x_new, y = jax.jit(pop, donate_argnums=0)(jnp.arange(4.0), 2)
+    >>> y.item(), x_new.tolist()
+    (2.0, [0.0, 1.0, 0.0, 3.0])
+    """
+    where = caller_line()
+    if len(values) < 2:
+        raise ScheduleError(
+            message(
+                f"`before` orders two or more values, but it was given {len(values)}.",
+                where,
+                "before(read, update): the read is finished before the update starts.",
+            )
+        )
+    if _state.replaying:
+        return
+    if not _state.depth:
+        raise ScheduleError(_outside(where))
+    leaves = [jax.tree.leaves(value) for value in values]
+    for i, group in enumerate(leaves):
+        if not group:
+            raise ScheduleError(
+                message(
+                    f"`before` cannot order value {i}: {values[i]!r} holds no array.",
+                    where,
+                    "arrays, or pytrees of arrays, that the scheduled function has computed.",
+                )
+            )
+        for leaf in group:
+            _check_computed(i, leaf, where)
+    with leaks_as(lambda: _leaked(where)):
+        marker_p.bind(*sum(leaves, []), groups=tuple(map(len, leaves)), pristine=True)
+
+
+def _check_computed(i: int, leaf: Any, where: str) -> None:
+    if isinstance(leaf, jax.core.Tracer):
+        return
+    kind = "a constant" if isinstance(leaf, jax.Array) or hasattr(leaf, "shape") else "not an array"
+    raise ScheduleError(
+        message(
+            f"`before` cannot order value {i}: it is {kind} ({type(leaf).__name__}),"
+            " which no equation of the scheduled function computes.",
+            where,
+            "values computed from the arguments of the scheduled function.",
+        )
+    )
+
+
+def _outside(where: str) -> str:
+    return message(
+        "`before` was called outside of a scheduled function, where it cannot order anything.",
+        where,
+        "call it in a function that `jaxsched.scheduled` transforms, or in one that it calls.",
+    )
+
+
+def _leaked(where: str) -> ScheduleError:
+    return ScheduleError(
+        message(
+            "`before` was given a value of another scope: it was computed in a loop body, a branch"
+            " or another call which is over, so nothing here can wait for it.",
+            where,
+            "return the value from that scope and order what it returned,"
+            " or declare the order inside of that scope.",
+        )
+    )
+
+
+### marker_p rules
+
+
+@marker_p.def_impl
+def _impl(*args: Any, **params: Any) -> list[Any]:
+    raise ScheduleError(_outside(caller_line()))
+
+
+@marker_p.def_effectful_abstract_eval
+def _abstract_eval(*avals: Any, **params: Any) -> tuple[list[Any], set[Effect]]:
+    return [], {marker_effect}
+
+
+def _batch(args: Any, dims: Any, **params: Any) -> tuple[list[Any], list[Any]]:
+    marker_p.bind(*args, **params)
+    return [], []
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[list[Any], list[Any]]:
+    # Differentiation may split a scope, and a value that was computed in it becomes a residual
+    # that comes in from outside: `pristine` says that this has not happened.
+    marker_p.bind(*primals, **params | {"pristine": False})
+    return [], []
+
+
+def _lower(ctx: Any, *args: Any, **params: Any) -> list[Any]:
+    # A function that jit traced inside of a scheduled function and used again outside of one.
+    raise ScheduleError(_outside("a jitted function that was first traced by `scheduled`"))
+
+
+batching.primitive_batchers[marker_p] = _batch
+ad.primitive_jvps[marker_p] = _jvp
+mlir.register_lowering(marker_p, _lower)

@@ -1,0 +1,150 @@
+"""The declared order: markers become edges, or errors that say why they cannot mean anything."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Never
+
+from jaxsched._errors import CycleError, ScheduleError, message
+from jaxsched._graph import Edge, Node, Value
+from jaxsched._hazards import root
+from jaxsched._jax import JaxprEqn, Literal, user_line
+from jaxsched._scope import Marker, Scope
+from jaxsched._updates import ScopeKind, is_view, updates
+
+__all__ = ["TOP", "Declared", "declare"]
+
+TOP = "scheduled function"
+
+# How much of the work that only leads to a declared value is held back with it.
+_CONE = 128
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Declared:
+    """`sources` are finished before `target` starts, which waits for the values it takes in
+    through `held`: (node, operand)."""
+
+    target: Node
+    sources: dict[Node, None]
+    held: list[tuple[Node, int]]
+
+
+def declare(scope: Scope, kind: ScopeKind) -> list[Declared]:
+    """Adds every declared edge to the graph; raises ScheduleError where one has no meaning."""
+    sources: dict[Node, dict[Node, None]] = {}
+    for marker in scope.markers:
+        for earlier, later in itertools.pairwise(marker.groups):
+            for first, second in itertools.product(earlier, later):
+                source = _producer(scope, kind, marker, first)
+                target = _producer(scope, kind, marker, second)
+                if source is None or target is None:
+                    continue
+                path = scope.graph.add_edge(Edge("declared", source, target, marker.eqn))
+                if path is not None:
+                    raise CycleError(_cycle(source, target, path, marker.eqn))
+                sources.setdefault(target, {})[source] = None
+    return [Declared(node, before, _held(scope, node, before)) for node, before in sources.items()]
+
+
+def _producer(scope: Scope, kind: ScopeKind, marker: Marker, value: Value) -> Node | None:
+    """The equation that computes a declared value."""
+    origin = root(value)
+    if origin.producer is not None:
+        if all(isinstance(each.key, Literal) for each in origin.producer.inputs):
+            _reject(marker, kind, "is a constant: it depends on no argument")
+        return origin.producer
+    if not marker.eqn.params["pristine"]:
+        return None
+    if isinstance(origin.key, Literal) or origin in scope.constants:
+        _reject(marker, kind, "is a constant")
+    names = scope.jaxpr.debug_info.arg_names
+    if kind.name == TOP and names is not None:
+        name = names[scope.inputs.index(origin)]
+        _reject(marker, kind, f"is the argument `{name}`" if name else "is an argument")
+    if kind.name == TOP:
+        _reject(marker, kind, "is an argument")
+    _reject(marker, kind, f"comes into the {kind.name} from outside of it")
+
+
+def _reject(marker: Marker, kind: ScopeKind, what: str) -> Never:
+    raise ScheduleError(
+        message(
+            f"`before` was given a value that {what}; no equation of the {kind.name} computes it,"
+            " so nothing can be ordered.",
+            user_line(marker.eqn.source_info),
+            f"values that the {kind.name} computes itself, all in the same scope.",
+        )
+    )
+
+
+def _held(scope: Scope, target: Node, before: dict[Node, None]) -> list[tuple[Node, int]]:
+    """What to pin so that `target` cannot start early: the buffers that it writes, or else the
+    inputs of all the work that is done for it alone."""
+    pairs = updates(target.payload)
+    if pairs:
+        return [(target, operand) for operand, _ in pairs]
+    cone = {target: None}
+    todo = [target]
+    for node in todo:
+        for value in node.inputs:
+            producer = value.producer
+            if producer is None or producer in cone or len(cone) >= _CONE:
+                continue
+            used_here = all(user in cone for out in producer.outputs for user in out.users)
+            returned = any(out.is_output for out in producer.outputs)
+            if used_here and not returned and producer not in before and not _ordered(producer):
+                cone[producer] = None
+                todo.append(producer)
+    return [
+        (node, i)
+        for node in cone
+        for i, value in enumerate(node.inputs)
+        if value.producer not in cone and not isinstance(value.key, Literal)
+    ]
+
+
+def _ordered(node: Node) -> bool:
+    """Whether something besides data says when the node runs: an effect or a declaration."""
+    return bool(node.payload.effects or node.outgoing or node.incoming)
+
+
+def _cycle(source: Node, target: Node, path: Sequence[Edge], eqn: JaxprEqn) -> str:
+    if source is target:
+        wrong = "`before` was given two values that one equation computes together."
+        steps = [_describe(source)]
+    else:
+        wrong = "`before` contradicts an order that holds already; together they are a cycle."
+        edges = [Edge("declared", source, target, eqn), *_visible(path)]
+        steps = [
+            f"{_describe(edge.source)} before {_describe(edge.target)}: {_kind(edge)}"
+            for edge in edges
+        ]
+    lines = "".join(f"\n    {step}" for step in steps)
+    return message(
+        wrong,
+        f"{user_line(eqn.source_info)}, with{lines}",
+        "drop this declaration or one of the other declared steps, or compute the later value"
+        " from something else.",
+    )
+
+
+def _visible(path: Sequence[Edge]) -> list[Edge]:
+    """The steps of a path, with views left out."""
+    steps: list[Edge] = []
+    for edge in path:
+        if steps and steps[-1].kind == edge.kind == "data" and is_view(edge.source.payload):
+            steps[-1] = Edge("data", steps[-1].source, edge.target)
+        else:
+            steps.append(edge)
+    return steps
+
+
+def _kind(edge: Edge) -> str:
+    if edge.origin is None:
+        return edge.kind
+    return f"{edge.kind} at {user_line(edge.origin.source_info)}"
+
+
+def _describe(node: Node) -> str:
+    return f"`{node.payload.primitive.name}` ({user_line(node.payload.source_info)})"

@@ -1,0 +1,259 @@
+"""Constraints: which reads of a buffer XLA might run after, or fuse into, the write that reuses it."""
+
+import dataclasses
+from typing import Any
+
+from jaxsched._graph import Edge, Graph, Node, Value
+from jaxsched._scope import Scope
+from jaxsched._updates import (
+    SMALL,
+    ScopeKind,
+    is_elementwise,
+    is_materialized,
+    is_view,
+    same_type,
+    updates,
+)
+
+__all__ = ["Findings", "Hazard", "Unavoidable", "Write", "find_hazards", "root"]
+
+_SEARCH = 256  # steps after which a path counts as not found; keeps planning linear
+_LINEAGES = 4
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Write:
+    """`node` reuses the memory of its operand `operand` for its result `result`.
+
+    `last` is where that is sure to be done: `node` itself, or, where it is arithmetic that XLA may
+    fuse with the arithmetic behind it, the last equation which can be fused.
+    """
+
+    node: Node
+    operand: int
+    result: int
+    last: Node
+    arithmetic: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hazard:
+    """`readers` read the buffer that `write` overwrites, and nothing makes XLA finish them first."""
+
+    write: Write
+    buffer: Value
+    readers: list[Node]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unavoidable:
+    """A copy that no order of the program removes, and why."""
+
+    write: Write
+    buffer: Value
+    why: str
+    reader: Node | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Findings:
+    """What a scope needs beyond its order; `lingering` are the values to pin alone."""
+
+    hazards: list[Hazard]
+    unavoidable: list[Unavoidable]
+    lingering: list[Value]
+
+
+def root(value: Value) -> Value:
+    """The value whose memory `value` only views."""
+    while (node := value.producer) is not None and is_view(node.payload):
+        value = node.inputs[0]
+    return value
+
+
+def find_hazards(scope: Scope, kind: ScopeKind) -> Findings:
+    """Adds the inferred edges to the graph and returns the writes that need more than them."""
+    graph = scope.graph
+    found = Findings([], [], [])
+    fixed = {*scope.constants, *scope.inputs[: kind.fixed]}
+    buffers = _writes(scope, kind)
+    conflicts = [_Conflict(graph, buffer, writes) for buffer, writes in buffers.items()]
+    for conflict in conflicts:
+        late: Node | None = None
+        if conflict.buffer in fixed:
+            why = "it must keep its value"
+        elif conflict.returned:
+            why = "its old value is returned"
+        elif late := conflict.order(graph):
+            why = "its old value is read after the write"
+        else:
+            why = None
+            if conflict.risky:
+                hazard = Hazard(conflict.keeper, conflict.buffer, conflict.risky)
+                found.hazards.append(hazard)
+        for write in conflict.writes:
+            if write.arithmetic:
+                continue  # its result is a new array then, and no copy
+            if why is not None:
+                found.unavoidable.append(Unavoidable(write, conflict.buffer, why, late))
+            elif write is not conflict.keeper:
+                other = conflict.keeper.node
+                why_not = "another write keeps its memory"
+                found.unavoidable.append(Unavoidable(write, conflict.buffer, why_not, other))
+    found.lingering.extend(_lingering(buffers))
+    return found
+
+
+class _Conflict:
+    """The reads and writes of one buffer, as the data alone order them."""
+
+    def __init__(self, graph: Graph, buffer: Value, writes: list[Write]):
+        self.buffer = buffer
+        self.writes = writes
+        uses, self.returned = _uses(buffer)
+        # The write that keeps the memory is the last one; for the others the buffer is read only.
+        self.keeper = max(writes, key=lambda each: (not each.arithmetic, each.node.rank))
+        self.readers = [node for node in uses if node is not self.keeper.node]
+        self.risky = [node for node in self.readers if _is_hazard(graph, node, self.keeper)]
+
+    def order(self, graph: Graph) -> Node | None:
+        """Orders every reader before the write, or returns one that has to run after it."""
+        readers = self.risky if self.keeper.arithmetic else self.readers
+        for reader in sorted(readers, key=lambda node: node.rank):
+            if graph.add_edge(Edge("inferred", reader, self.keeper.node)) is not None:
+                return reader
+        return None
+
+
+def _uses(buffer: Value) -> tuple[list[Node], bool]:
+    """The equations that read a buffer, through views too; whether the scope returns it."""
+    uses: dict[Node, None] = {}
+    returned = False
+    todo = [buffer]
+    for value in todo:
+        returned |= value.is_output
+        for user in value.users:
+            if is_view(user.payload):
+                todo.extend(user.outputs)
+            else:
+                uses[user] = None
+    return list(uses), returned
+
+
+def _is_hazard(graph: Graph, reader: Node, write: Write) -> bool:
+    """Whether XLA may read the buffer late: after the write, or in one kernel with it.
+
+    A result that the write needs is computed in time; only where all that lies between can be
+    fused into the write does XLA read the buffer while it is being overwritten.
+    """
+    if not graph.depends_on(write.last, reader, _SEARCH):
+        return True
+    return not is_materialized(write.last.payload) and _fusible_path(reader, write.last)
+
+
+def _fusible_path(reader: Node, last: Node) -> bool:
+    seen = {reader}
+    todo = [] if is_materialized(reader.payload) else [reader]
+    while todo:
+        for value in todo.pop().outputs:
+            for user in value.users:
+                if user is last:
+                    return True
+                if user.rank > last.rank or user in seen or is_materialized(user.payload):
+                    continue
+                seen.add(user)
+                todo.append(user)
+                if len(seen) > _SEARCH:
+                    return True
+    return False
+
+
+def _writes(scope: Scope, kind: ScopeKind) -> dict[Value, list[Write]]:
+    """Every buffer that is overwritten -> by what, in source order."""
+    writes: dict[Value, list[Write]] = {}
+    for write in [*_updates(scope.graph), *_arithmetic(scope, kind)]:
+        buffer = root(write.node.inputs[write.operand])
+        if buffer.nbytes > SMALL:
+            writes.setdefault(buffer, []).append(write)
+    return writes
+
+
+def _updates(graph: Graph) -> list[Write]:
+    return [
+        Write(node, operand, result, node)
+        for node in graph.nodes
+        for operand, result in updates(node.payload)
+    ]
+
+
+def _arithmetic(scope: Scope, kind: ScopeKind) -> list[Write]:
+    """The arithmetic that updates an input of the scope as a whole: x = x - outer(c, r).
+
+    It counts only where the result leaves the scope in that input's place; otherwise the result of
+    every sum would be taken for an update of one of its terms.
+    """
+    lineages = _lineages(scope)
+    found: dict[int, Write] = {}
+    claimed: set[int] = set()
+    for result, value in enumerate(scope.graph.outputs):
+        for source, write in lineages.get(value, ()):
+            if source in claimed or not kind.may_become(source, result):
+                continue
+            claimed.add(source)
+            if write is not None:
+                if write.last is write.node:
+                    write.last = root(value).producer or write.node
+                found[id(write)] = write
+            break
+    return list(found.values())
+
+
+def _lineages(scope: Scope) -> dict[Value, list[tuple[int, Write | None]]]:
+    """Value -> the inputs whose memory it may have, each with the first arithmetic on the way."""
+    lineages: dict[Value, list[tuple[int, Write | None]]] = {
+        value: [(i, None)] for i, value in enumerate(scope.inputs) if value.nbytes > SMALL
+    }
+    for node in scope.graph.nodes:
+        eqn = node.payload
+        if is_view(eqn):
+            _extend(lineages, node.inputs[0], node.outputs[0])
+        elif is_elementwise(eqn):
+            for i, value in enumerate(node.inputs):
+                if value in lineages and same_type(value.key, node.outputs[0].key):
+                    first = Write(node, i, 0, node, arithmetic=True)
+                    _extend(lineages, value, node.outputs[0], first)
+        else:
+            for operand, result in updates(eqn):
+                source = node.inputs[operand]
+                for _, write in lineages.get(source, ()):
+                    if write is not None and write.last is write.node:
+                        write.last = node
+                _extend(lineages, source, node.outputs[result])
+    return lineages
+
+
+def _extend(lineages: Any, source: Value, target: Value, first: Write | None = None) -> None:
+    if source in lineages:
+        known = lineages.setdefault(target, [])
+        for origin, write in lineages[source][: _LINEAGES - len(known)]:
+            known.append((origin, write or first))
+
+
+def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
+    """Written values that stay in memory while something else reads them.
+
+    XLA may fuse a second copy of the write into such a reader, which then needs the version from
+    before the write. Readers whose results are not fused with their operands do no harm.
+    """
+    found: dict[Value, None] = {}
+    for write in (write for writes in buffers.values() for write in writes):
+        if is_materialized(write.last.payload):
+            continue
+        value = write.last.outputs[write.result]
+        uses, returned = _uses(value)
+        overwriting = {each.node for each in buffers.get(value, ())}
+        if (returned or overwriting) and any(
+            not is_materialized(user.payload) and user not in overwriting for user in uses
+        ):
+            found[value] = None
+    return list(found)

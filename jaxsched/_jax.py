@@ -1,0 +1,169 @@
+"""Every contact with JAX's private parts, and every branch on its version."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax._src import core, effects, source_info_util, traceback_util
+from jax._src.interpreters import mlir
+from jax._src.named_sharding import UnspecifiedValue
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+
+from jaxsched._errors import ScheduleError, message
+
+__all__ = [
+    "DropVar",
+    "Effect",
+    "Jaxpr",
+    "JaxprEqn",
+    "Literal",
+    "SourceInfo",
+    "Var",
+    "allow_effect",
+    "caller_line",
+    "check_version",
+    "eval_jaxpr",
+    "hide_frames",
+    "inline_name",
+    "is_plain_jit",
+    "leaks_as",
+    "lower_barrier",
+    "new_eqn",
+    "scan_counts",
+    "scopes_of",
+    "tracing",
+    "user_line",
+]
+
+Jaxpr = core.Jaxpr
+JaxprEqn = core.JaxprEqn
+Literal = core.Literal
+Var = core.Var
+DropVar = core.DropVar
+Effect = effects.Effect
+SourceInfo = source_info_util.SourceInfo
+
+MINIMUM = (0, 11, 1)
+
+
+def check_version(version: str) -> None:
+    """Raises ImportError for a jax whose compiler hook or barriers cannot carry a schedule.
+
+    Up to jaxlib 0.11.0 the barrier is expanded before copy insertion, and on 0.10.2 the HLO hook
+    loses donation (`input_output_alias`).
+    """
+    found = tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split(".")[:3])
+    if found < MINIMUM:
+        needed = ".".join(map(str, MINIMUM))
+        raise ImportError(
+            message(
+                f"jaxsched needs jax >= {needed}, but jax {version} is installed.",
+                "import jaxsched",
+                f"pip install -U 'jax>={needed}' 'jaxlib>={needed}'",
+            )
+        )
+
+
+def tracing() -> bool:
+    """Whether a JAX transformation is tracing right now (false in plain eager code)."""
+    return not core.trace_state_clean()
+
+
+def eval_jaxpr(jaxpr: Jaxpr, args: list[Any]) -> list[Any]:
+    """Evaluates under the caller's trace; keeps each equation's name stack, line and context."""
+    return core.jaxpr_as_fun(jaxpr)(*args)
+
+
+def new_eqn(
+    inputs: list[Any], outputs: list[Var], primitive: Any, params: dict[str, Any], like: JaxprEqn
+) -> JaxprEqn:
+    """An equation without effects that stands at the source line of `like`."""
+    return core.new_jaxpr_eqn(
+        inputs, outputs, primitive, params, core.no_effects, like.source_info, like.ctx
+    )
+
+
+def inline_name(outer: SourceInfo, name: str, inner: SourceInfo) -> SourceInfo:
+    """The source info of an equation of the jitted function `name`, once it is inlined."""
+    stack = outer.name_stack.extend(f"jit({name})") + inner.name_stack
+    return inner.replace(name_stack=stack)
+
+
+def is_plain_jit(eqn: JaxprEqn) -> bool:
+    """Whether this is a jitted call that may as well stand inline: nothing is asked of it."""
+    params = eqn.params
+    return eqn.primitive.name == "jit" and not (
+        any(params["donated_invars"])
+        or params["keep_unused"]
+        or params["compiler_options_kvs"]
+        or any(not isinstance(s, UnspecifiedValue) for s in params["in_shardings"])
+        or any(not isinstance(s, UnspecifiedValue) for s in params["out_shardings"])
+        or any(layout is not None for layout in (*params["in_layouts"], *params["out_layouts"]))
+        or not (params["ctx_mesh"].empty or params["ctx_mesh"] is eqn.ctx.cur_abstract_mesh)
+    )
+
+
+def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
+    """The numbers of constants and of carried values of a `scan` equation."""
+    # JAX >= 0.11.1: `num_consts` and `num_carry` gave way to the flat trees `ft_in` and `ft_out`.
+    consts, carry, _ = eqn.params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def scopes_of(value: Any) -> tuple[Jaxpr, ...]:
+    """The jaxprs which one parameter of an equation holds."""
+    values = value if isinstance(value, tuple | list) else (value,)
+    return tuple(each for each in values if isinstance(each, Jaxpr))
+
+
+def user_line(source_info: SourceInfo) -> str:
+    """`file:line (function)` of the user's code, as JAX prints it."""
+    return source_info_util.summarize(source_info)
+
+
+def caller_line() -> str:
+    """The line of the user's code that is running right now."""
+    return user_line(source_info_util.current())
+
+
+def allow_effect(kind: type[Effect]) -> None:
+    """Lets equations with this effect pass through loops, branches, custom rules and remat."""
+    effects.lowerable_effects.add_type(kind)
+    effects.control_flow_allowed_effects.add_type(kind)
+    effects.custom_derivatives_allowed_effects.add_type(kind)
+    effects.remat_allowed_effects.add_type(kind)
+
+
+def hide_frames(file: str) -> None:
+    """Keeps a module's frames out of user tracebacks and source lines."""
+    traceback_util.register_exclusion(file)
+    source_info_util.register_exclusion(file)
+
+
+def lower_barrier(ctx: Any, args: Any, attribute: tuple[str, str] | None) -> Any:
+    """Lowers an identity to one `optimization_barrier`, marked with a frontend attribute."""
+    flat_args, treedef = mlir.ir_tree_registry.flatten(list(args))
+    barrier = stablehlo.OptimizationBarrierOp(flat_args)
+    if attribute is not None:
+        key, value = attribute
+        barrier.operation.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
+            {key: ir.StringAttr.get(value)}
+        )
+    results = treedef.unflatten(list(barrier.results))
+    return [
+        mlir.lower_with_sharding_in_types(ctx, result, aval)
+        if isinstance(aval, core.ShapedArray)
+        else result
+        for result, aval in zip(results, ctx.avals_out, strict=True)
+    ]
+
+
+@contextlib.contextmanager
+def leaks_as(error: Callable[[], ScheduleError]) -> Iterator[None]:
+    """Turns JAX's report of a tracer that outlived its trace into our own."""
+    try:
+        yield
+    except jax.errors.UnexpectedTracerError as leak:
+        raise error() from leak

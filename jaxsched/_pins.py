@@ -1,0 +1,87 @@
+"""Placing pins: each write that needs one gets one, over its buffers and the values of its cut."""
+
+import dataclasses
+from collections.abc import Iterable
+
+from jaxsched._cut import FOREVER
+from jaxsched._graph import Node, Value
+from jaxsched._region import choose_cut
+from jaxsched._scope import Scope
+
+__all__ = ["Pins"]
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Wanted:
+    """A pin in front of a node: `readers` are finished before any of the `held` operands
+    (node, number) can be used. It is left out where it costs more than `limit` bytes."""
+
+    held: dict[tuple[Node, int], None] = dataclasses.field(default_factory=dict)
+    readers: dict[Node, None] = dataclasses.field(default_factory=dict)
+    limit: int | None = 0
+
+
+class Pins:
+    """The pins of one scope: first collected, then placed in the order of the program."""
+
+    def __init__(self, scope: Scope):
+        self._scope = scope
+        self._wanted: dict[Node, _Wanted] = {}
+        self._alone: list[Value] = []
+
+    def want(
+        self,
+        target: Node,
+        held: Iterable[tuple[Node, int]],
+        readers: Iterable[Node],
+        *,
+        limit: int | None,
+    ) -> None:
+        """Asks for a pin in front of `target`; several requests for one target become one pin."""
+        wanted = self._wanted.setdefault(target, _Wanted())
+        wanted.held.update(dict.fromkeys(held))
+        wanted.readers.update(dict.fromkeys(readers))
+        wanted.limit = None if limit is None or wanted.limit is None else wanted.limit + limit
+
+    def want_alone(self, values: Iterable[Value]) -> None:
+        """Asks for pins over single values, which everything that uses them has to wait for."""
+        self._alone.extend(values)
+
+    def place(self) -> bool:
+        """Inserts the pins into the graph; says whether there are any."""
+        placed = False
+        for target in sorted(self._wanted, key=lambda node: node.rank):
+            placed |= self._place(target, self._wanted[target])
+        for value in self._alone:
+            self._place_alone(value)
+        return placed or bool(self._alone)
+
+    def _place(self, target: Node, wanted: _Wanted) -> bool:
+        graph = self._scope.graph
+        holders: dict[Value, list[Node]] = {}
+        for node, operand in wanted.held:
+            value = node.inputs[operand]
+            if 0 < value.nbytes < FOREVER:
+                holders.setdefault(value, []).append(node)
+        needed = [value.producer for value in holders if value.producer is not None]
+        later = {node: None for node, _ in wanted.held}
+        cut = choose_cut(graph, wanted.readers, needed, later)
+        if cut is None or (wanted.limit is not None and cut.cost > wanted.limit):
+            return False
+        reads = [value for value in cut.values if value not in holders]
+        if not holders or len(holders) + len(reads) < 2:
+            return False
+        pin = self._scope.insert_pin(target.slot - 1, list(holders), reads, target.payload)
+        for value, pinned in zip(pin.inputs, pin.outputs, strict=True):
+            users = [*holders.get(value, ()), *cut.values.get(value, ())]
+            graph.rewire(value, pinned, list(dict.fromkeys(users)), outputs=value in cut.values)
+        graph.settle(pin)
+        return True
+
+    def _place_alone(self, value: Value) -> None:
+        producer = value.producer
+        assert producer is not None, "only the result of a write is pinned alone"
+        users = list(value.users)
+        pin = self._scope.insert_pin(producer.slot + 1, [value], [], producer.payload)
+        self._scope.graph.rewire(value, pin.outputs[0], users, outputs=True)
+        self._scope.graph.settle(pin)

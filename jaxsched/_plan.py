@@ -1,0 +1,88 @@
+"""The plan of a program: every scope gets its constraints, its pins and its order."""
+
+import dataclasses
+import weakref
+from typing import Any
+
+from jaxsched._before import marker_effect
+from jaxsched._declared import TOP, declare
+from jaxsched._errors import ScheduleError, message
+from jaxsched._hazards import find_hazards
+from jaxsched._jax import Jaxpr, JaxprEqn, scopes_of, user_line
+from jaxsched._pins import Pins
+from jaxsched._scope import Scope
+from jaxsched._updates import ScopeKind, scopes
+
+__all__ = ["Options", "plan"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """What `scheduled` was asked for."""
+
+    infer: bool = True
+
+
+def plan(jaxpr: Jaxpr, options: Options, *, compiled: bool) -> Jaxpr:
+    """The same program with its schedule; the very same jaxpr where there is nothing to do.
+
+    In eager code (not `compiled`) every equation is finished before the next one starts, so that
+    only the order matters there; the bodies of loops and jitted functions are compiled.
+    """
+    return _plan_scope(jaxpr, ScopeKind(TOP), options, compiled=compiled)
+
+
+# A jaxpr that JAX has cached is planned once, and its plan is one object: XLA's compile caches
+# depend on it. No entry refers to its own key, so nothing is kept alive here.
+_plans: weakref.WeakKeyDictionary[Jaxpr, dict[Any, Jaxpr | None]] = weakref.WeakKeyDictionary()
+
+
+def _plan_nested(jaxpr: Jaxpr, kind: ScopeKind, options: Options) -> Jaxpr:
+    known = _plans.setdefault(jaxpr, {})
+    if (kind, options) not in known:
+        planned = _plan_scope(jaxpr, kind, options, compiled=True)
+        known[kind, options] = None if planned is jaxpr else planned
+    return known[kind, options] or jaxpr
+
+
+def _plan_scope(jaxpr: Jaxpr, kind: ScopeKind, options: Options, *, compiled: bool) -> Jaxpr:
+    scope = Scope(jaxpr, inline=compiled)
+    nested = {}
+    for node in scope.graph.nodes:
+        params = _plan_params(node.payload, options)
+        if params:
+            nested[node] = params
+    pins = Pins(scope)
+    for declared in declare(scope, kind):
+        pins.want(declared.target, declared.held, declared.sources, limit=None)
+    if options.infer and compiled:
+        found = find_hazards(scope, kind)
+        for hazard in found.hazards:
+            write = hazard.write
+            held = [(write.node, write.operand)]
+            pins.want(write.node, held, hazard.readers, limit=hazard.buffer.nbytes)
+        pins.want_alone(found.lingering)
+    placed = compiled and pins.place()
+    if placed or nested or scope.markers:
+        return scope.to_jaxpr(nested)
+    return jaxpr
+
+
+def _plan_params(eqn: JaxprEqn, options: Options) -> dict[str, Any]:
+    """The parameters of an equation that change because a jaxpr in them is planned."""
+    if marker_effect in eqn.effects and not scopes(eqn):
+        raise ScheduleError(
+            message(
+                f"`before` has no meaning inside of `{eqn.primitive.name}`, which jaxsched does"
+                " not look into.",
+                user_line(eqn.source_info),
+                "declare the order outside of it, in a loop or branch, or in a jitted function.",
+            )
+        )
+    changed = {}
+    for name, kind in scopes(eqn).items():
+        before = scopes_of(eqn.params[name])
+        after = tuple(_plan_nested(jaxpr, kind, options) for jaxpr in before)
+        if any(a is not b for a, b in zip(after, before, strict=True)):
+            changed[name] = after if isinstance(eqn.params[name], tuple) else after[0]
+    return changed

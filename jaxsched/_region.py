@@ -1,0 +1,103 @@
+"""Where to pin: the values that must be in memory before a buffer is overwritten."""
+
+from collections.abc import Collection
+
+from jaxsched._cut import FOREVER, Network
+from jaxsched._graph import Graph, Node, Value
+
+__all__ = ["Cut", "choose_cut"]
+
+# How far from its readers the planner looks for a cheaper cut: enough for what users write between
+# a read and the write, and a bound that keeps planning linear.
+_REGION = 64
+_SEARCH = 256
+
+
+class Cut:
+    """The values to pin, what that costs, and the users that must take the pinned values."""
+
+    def __init__(self, values: dict[Value, list[Node]], cost: int):
+        self.values = values
+        self.cost = cost
+
+
+def choose_cut(
+    graph: Graph,
+    readers: Collection[Node],
+    needed: Collection[Node],
+    later: Collection[Node],
+) -> Cut | None:
+    """The cheapest set of values, by bytes, through which all that is read reaches the rest.
+
+    Every node that `readers` feed is put on one of two sides: finished before the pin, or started
+    after it. Before are the readers and what is `needed` for the pin itself; after are `later` (the
+    write), all that depends on it and the outputs of the scope; what a node before needs is before.
+    The cut is made of the values that are produced before and used after. An output is in memory
+    anyway and costs nothing. None where there is no such cut.
+    """
+    before, cost = _before_side(graph, readers, needed, later)
+    if before is None:
+        return None
+    values: dict[Value, list[Node]] = {}
+    for node in before:
+        for value in node.outputs:
+            after = [user for user in value.users if user not in before]
+            if (after or value.is_output) and value.nbytes:
+                values[value] = after
+    return Cut(values, cost)
+
+
+def _before_side(
+    graph: Graph,
+    readers: Collection[Node],
+    needed: Collection[Node],
+    later: Collection[Node],
+) -> tuple[set[Node] | None, int]:
+    region, truncated = _derived(graph, readers, later)
+    first = min(node.rank for node in readers)
+    network = Network()
+    for node in [*readers, *needed]:
+        if node in region:
+            network.add_edge("source", node, FOREVER)
+    for node in region:
+        for previous in graph.predecessors(node):
+            if previous in region:
+                network.add_edge(node, previous, FOREVER)
+            elif previous in later or (truncated and previous.rank > first):
+                network.add_edge(node, "sink", FOREVER)
+        for value in node.outputs:
+            network.add_edge(node, value, _cost(value))
+            if value.is_output:
+                network.add_edge(value, "sink", FOREVER)
+            for user in value.users:
+                network.add_edge(value, user if user in region else "sink", FOREVER)
+    cost, side = network.minimum_cut("source", "sink")
+    if cost >= FOREVER:
+        return None, cost
+    return {node for node in region if node in side}, cost
+
+
+def _derived(
+    graph: Graph, readers: Collection[Node], later: Collection[Node]
+) -> tuple[dict[Node, None], bool]:
+    """The readers and what is computed from them without `later`; whether the search was cut off."""
+    region: dict[Node, None] = dict.fromkeys(readers)
+    truncated = False
+    todo = list(region)
+    for node in todo:
+        for edge in graph.successors(node):
+            user = edge.target
+            if user in region or user in later:
+                continue
+            if len(region) >= _REGION + len(readers):
+                return region, True
+            depends = [graph.depends_on(user, each, _SEARCH) for each in later]
+            truncated |= None in depends
+            if not any(each is None or each for each in depends):
+                region[user] = None
+                todo.append(user)
+    return region, truncated
+
+
+def _cost(value: Value) -> int:
+    return 0 if value.is_output and value.nbytes < FOREVER else value.nbytes

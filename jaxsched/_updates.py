@@ -1,0 +1,221 @@
+"""Facts about primitives: which operand an equation overwrites, which it only views or reads.
+
+A primitive that is in no table here writes nothing and reads all of its operands.
+"""
+
+import dataclasses
+import functools
+import math
+import weakref
+from typing import Any
+
+from jax.core import ShapedArray
+
+from jaxsched._jax import Jaxpr, JaxprEqn, Literal, Var, scan_counts, scopes_of
+
+__all__ = [
+    "SMALL",
+    "ScopeKind",
+    "is_array",
+    "is_elementwise",
+    "is_materialized",
+    "is_view",
+    "nbytes",
+    "same_type",
+    "scopes",
+    "updates",
+    "weakly_cached",
+]
+
+SMALL = 64
+"""Buffers up to this many bytes (one cache line) are copied as cheaply as they are pinned."""
+
+_SYMBOLIC = 1 << 10
+
+# No work of their own: the result is the operand's memory under another shape.
+_VIEWS = frozenset({"expand_dims", "reshape", "squeeze"})
+
+# These overwrite a part of operand 0.
+_UPDATES = frozenset(
+    {
+        "dynamic_update_slice",
+        "scatter",
+        "scatter-add",
+        "scatter-max",
+        "scatter-min",
+        "scatter-mul",
+        "scatter-sub",
+    }
+)
+
+# Same-shape arithmetic, which XLA may compute into the memory of an operand that dies there.
+_ELEMENTWISE = frozenset(
+    """abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp conj cos cosh
+    digamma div erf erf_inv erfc exp exp2 expm1 floor integer_pow is_finite lgamma log log1p log2
+    logistic max min mul neg nextafter not or pow reduce_precision rem round rsqrt select_n
+    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh
+    xor""".split()
+)
+
+# Equations that call a jaxpr once with their operands; the parameter that holds it.
+_CALLS = {
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "jit": "jaxpr",
+    "remat2": "jaxpr",
+    "shard_map": "jaxpr",
+}
+
+# Results of these are in memory before a consumer starts: XLA fuses none of them into a consumer,
+# so none of them can read a buffer again in the middle of its update.
+_MATERIALIZED = frozenset(
+    """all_gather all_to_all argmax argmin cholesky conv_general_dilated custom_linear_solve
+    dot_general eig eigh ffi_call fft geqrf householder_product lu ppermute psum pure_callback
+    io_callback qr ragged_dot reduce_and reduce_max reduce_min reduce_or
+    reduce_prod reduce_scatter reduce_sum reduce_xor scan schur sort svd top_k triangular_solve
+    tridiagonal_solve while""".split()
+)
+
+
+def is_array(aval: Any) -> bool:
+    """Whether this is the type of an array: not of a token and not of a mutable reference."""
+    return isinstance(aval, ShapedArray)
+
+
+def nbytes(aval: Any) -> int:
+    """Bytes of an array; a symbolic dimension (`jax.export`) counts as one that is large."""
+    sizes = [size if isinstance(size, int) else _SYMBOLIC for size in aval.shape]
+    return math.prod(sizes) * aval.dtype.itemsize
+
+
+def is_view(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in _VIEWS
+
+
+def is_materialized(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in _MATERIALIZED or eqn.primitive.name in _CALLS
+
+
+def updates(eqn: JaxprEqn) -> tuple[tuple[int, int], ...]:
+    """The pairs (operand, result) where the equation writes the result into the operand's memory."""
+    name = eqn.primitive.name
+    if name in _UPDATES:
+        return ((0, 0),)
+    if name == "scan":
+        constants, carry = scan_counts(eqn)
+        return _loop_updates(eqn.params["jaxpr"], constants, 0, carry)
+    if name == "while":
+        constants = eqn.params["body_nconsts"]
+        skipped = eqn.params["cond_nconsts"]
+        return _loop_updates(eqn.params["body_jaxpr"], constants, skipped, len(eqn.outvars))
+    if name == "cond":
+        return _branch_updates(eqn.params["branches"], 1)
+    if name in _CALLS:
+        return _branch_updates(scopes_of(eqn.params[_CALLS[name]]), 0)
+    return ()
+
+
+def _loop_updates(body: Jaxpr, constants: int, skipped: int, carry: int) -> Any:
+    """Every carried value that an iteration may replace; one that is passed through is not."""
+    return tuple(
+        (skipped + constants + i, i)
+        for i in range(carry)
+        if body.outvars[i] is not body.invars[constants + i]
+    )
+
+
+def _branch_updates(branches: tuple[Jaxpr, ...], skipped: int) -> Any:
+    """The operands that a branch returns, overwritten in one branch or more."""
+    carried_by = [carried(branch) for branch in branches]
+    pairs = []
+    taken = set()
+    for result in range(len(branches[0].outvars) if branches else 0):
+        sources = [each.get(result) for each in carried_by]
+        operand = next((source[0] for source in sources if source is not None), None)
+        # With the same operand passed through in every branch there is nothing to overwrite.
+        if operand is None or operand in taken or all(s == (operand, False) for s in sources):
+            continue
+        taken.add(operand)
+        pairs.append((skipped + operand, result))
+    return tuple(pairs)
+
+
+def weakly_cached(function: Any) -> Any:
+    cache: weakref.WeakKeyDictionary[Jaxpr, Any] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(function)
+    def cached(jaxpr: Jaxpr) -> Any:
+        if jaxpr not in cache:
+            cache[jaxpr] = function(jaxpr)
+        return cache[jaxpr]
+
+    return cached
+
+
+@weakly_cached
+def carried(jaxpr: Jaxpr) -> dict[int, tuple[int, bool]]:
+    """Result -> (input, written): the results that live in the memory of an input."""
+    origin: dict[Var, tuple[int, bool]] = {v: (i, False) for i, v in enumerate(jaxpr.invars)}
+    for eqn in jaxpr.eqns:
+        if is_view(eqn):
+            _follow(origin, eqn, 0, 0, written=False)
+        else:
+            for operand, result in updates(eqn):
+                _follow(origin, eqn, operand, result, written=True)
+    return {
+        i: origin[v]
+        for i, v in enumerate(jaxpr.outvars)
+        if not isinstance(v, Literal) and v in origin
+    }
+
+
+def _follow(origin: Any, eqn: JaxprEqn, operand: int, result: int, *, written: bool) -> None:
+    source = eqn.invars[operand]
+    target = eqn.outvars[result]
+    if not isinstance(source, Literal) and source in origin and target not in origin:
+        index, before = origin[source]
+        origin[target] = (index, before or written)
+
+
+def same_type(a: Any, b: Any) -> bool:
+    """Whether two operands or results have the same shape and dtype."""
+    return a.aval.shape == b.aval.shape and a.aval.dtype == b.aval.dtype
+
+
+def is_elementwise(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in _ELEMENTWISE
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScopeKind:
+    """How a jaxpr is used: the first `fixed` inputs must keep their values, and in a loop each
+    input behind them is replaced by the output with the same number."""
+
+    name: str
+    fixed: int = 0
+    loop: bool = False
+
+    def may_become(self, source: int, result: int) -> bool:
+        """Whether input `source` and output `result` may share memory."""
+        if source < self.fixed:
+            return False
+        return not self.loop or source - self.fixed == result
+
+
+def scopes(eqn: JaxprEqn) -> dict[str, ScopeKind]:
+    """The parameters of an equation that hold jaxprs which run as part of it."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "scan":
+        return {"jaxpr": ScopeKind("scan body", scan_counts(eqn)[0], loop=True)}
+    if name == "while":
+        return {
+            "cond_jaxpr": ScopeKind("while condition", len(params["cond_jaxpr"].invars)),
+            "body_jaxpr": ScopeKind("while body", params["body_nconsts"], loop=True),
+        }
+    if name == "cond":
+        return {"branches": ScopeKind("branch")}
+    if name in _CALLS:
+        return {_CALLS[name]: ScopeKind(f"function under `{name}`")}
+    return {}
