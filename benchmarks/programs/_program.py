@@ -53,6 +53,7 @@ class Program:
     devices: int = 1
     ordered: Callable[[str], bool] | None = None  # does the optimized HLO keep the order?
     temp_goal: float | None = None  # temporary memory that a good order needs, in buffers
+    unavoidable: int = 0  # buffers that have to be copied in any order
 
     @property
     def summary(self) -> str:
@@ -104,8 +105,7 @@ def host(args: Any) -> Any:
 
 def fresh(args: Any) -> Any:
     """Copies of the arrays in `args` on the same devices, so that they can be donated."""
-    copies = jax.tree.map(lambda a: jax.device_put(np.array(a), a.sharding, may_alias=False), args)
-    return jax.block_until_ready(copies)
+    return jax.block_until_ready(jax.tree.map(lambda a: jnp.array(a, copy=True), args))
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> jax.Array:

@@ -137,6 +137,7 @@ def lanes_apart_numpy(x, start, stop):
     lanes_apart_numpy,
     "jax-ml/jax#13522",
     category="copy-unavoidable",
+    unavoidable=1,
     by_hand=False,
     numba=True,
     small={"lanes": 3, "n": 80},

@@ -47,6 +47,7 @@ def two_successors_numpy(x, i):
     two_successors_numpy,
     "jax-ml/jax#39100",
     category="copy-unavoidable",
+    unavoidable=1,
     small={"rows": 32, "cols": 4},
 )
 def two_successors(before, barrier, rows=6000, cols=80):

@@ -111,7 +111,7 @@ def relax_grid_ref(u, f):
     small={"rows": 12, "cols": 16},
 )
 def relax_grid(before, barrier, rows=200, cols=1200):
-    """A finite-difference sweep in nested loops rewrites rows from themselves and their neighbours."""
+    """A finite-difference sweep in nested loops rewrites a row from itself and its neighbours."""
 
     def fun(u, f):
         def row(j, carry):
