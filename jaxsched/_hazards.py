@@ -111,8 +111,7 @@ class _Conflict:
         self.buffer = buffer
         self.writes = writes
         uses, self.returned = _uses(buffer)
-        # The write that keeps the memory is the last one; for the others the buffer is read only.
-        self.keeper = max(writes, key=lambda each: (not each.arithmetic, each.node.rank))
+        self.keeper = _keeper(graph, writes)
         self.readers = [node for node in uses if node is not self.keeper.node]
         self.risky = [node for node in self.readers if _is_hazard(graph, node, self.keeper)]
 
@@ -123,6 +122,45 @@ class _Conflict:
             if graph.add_edge(Edge("inferred", reader, self.keeper.node)) is not None:
                 return reader
         return None
+
+
+def _keeper(graph: Graph, writes: list[Write]) -> Write:
+    """The write that may keep the memory; to the others, the buffer is one that they only read.
+
+    It is one that no other write waits for. Among these the one that reaches the earliest output:
+    JAX gives a donated argument to the first output of its type, and a loop a carried value to the
+    output with the same number, so that any other choice costs one more copy.
+    """
+    candidates = [write for write in writes if not write.arithmetic] or writes
+    if len(candidates) == 1:
+        return candidates[0]
+    free = [
+        write
+        for write in candidates
+        if not any(
+            graph.depends_on(other.node, write.node, _SEARCH) is not False
+            for other in writes
+            if other.node is not write.node
+        )
+    ]
+    free = free or [max(candidates, key=lambda write: write.node.rank)]
+    places = {value: i for i, value in reversed([*enumerate(graph.outputs)])}
+    return min(free, key=lambda write: _destination(write, places))
+
+
+def _destination(write: Write, places: dict[Value, int]) -> int:
+    """The first output that the written buffer reaches by views and further updates."""
+    best = len(places)
+    todo = [write.node.outputs[write.result]]
+    for value in todo:
+        best = min(best, places.get(value, best))
+        for user in value.users:
+            if is_view(user.payload):
+                todo.append(user.outputs[0])
+            elif len(todo) < _SEARCH:
+                pairs = updates(user.payload)
+                todo += [user.outputs[out] for i, out in pairs if user.inputs[i] is value]
+    return best
 
 
 def _uses(buffer: Value) -> tuple[list[Node], bool]:
@@ -245,11 +283,16 @@ def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
     XLA may fuse a second copy of the write into such a reader, which then needs the version from
     before the write. Readers whose results are not fused with their operands do no harm.
     """
+    written = [
+        write.last.outputs[write.result]
+        for writes in buffers.values()
+        for write in writes
+        if not is_materialized(write.last.payload)
+    ]
+    # What an update takes may have been computed in the memory of an operand, as an update would.
+    written += [value for value in buffers if _is_arithmetic(value)]
     found: dict[Value, None] = {}
-    for write in (write for writes in buffers.values() for write in writes):
-        if is_materialized(write.last.payload):
-            continue
-        value = write.last.outputs[write.result]
+    for value in written:
         uses, returned = _uses(value)
         overwriting = {each.node for each in buffers.get(value, ())}
         if (returned or overwriting) and any(
@@ -257,3 +300,10 @@ def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
         ):
             found[value] = None
     return list(found)
+
+
+def _is_arithmetic(value: Value) -> bool:
+    producer = value.producer
+    if producer is None or not is_elementwise(producer.payload):
+        return False
+    return any(same_type(operand.key, value.key) for operand in producer.inputs)
