@@ -6,15 +6,15 @@ megabytes fits in memory. Both styles of XLA are read: names with and without `%
 and without their type; source positions in the metadata (jax <= 0.7) or in stack-frame tables.
 """
 
-from __future__ import annotations
-
-import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
+
+from jaxsched._errors import message
+from jaxsched._hlo._shape import COMMENT, Shape, parse_shape
 
 _LEGAL = "the optimized HLO text of one program, as compiled.as_text() or --xla_dump_to write it"
 
@@ -23,7 +23,7 @@ class HloTextError(ValueError):
     """Text that is not a whole HLO module: `what` is wrong, at `line`, and what is `legal`."""
 
     def __init__(self, what: str, line: int, legal: str = _LEGAL):
-        super().__init__(f"{what}\n  where: line {line}\n  legal: {legal}")
+        super().__init__(message(what, f"line {line}", legal))
         self.what, self.line, self.legal = what, line, legal
 
 
@@ -36,46 +36,6 @@ class Source(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
-
-
-class Array(NamedTuple):
-    """One array of a shape; `layout` is the text in braces, `""` for a scalar."""
-
-    dtype: str
-    dims: tuple[int, ...]
-    layout: str
-    nbytes: int
-
-
-class Shape(tuple[Array, ...]):
-    """The arrays of a shape in order, tuples flattened; tokens and opaque values have no bytes."""
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self)
-
-
-_ARRAY = re.compile(r"(pred|token|opaque|[a-z]+(\d+)\w*)\[([^\]]*)\](?:\{([^}]*)\})?")
-_BYTES = {"pred": 1, "token": 0, "opaque": 0}
-_PACKED = re.compile(r"E\((\d+)\)")
-_COMMENT = re.compile(r"/\*.*?\*/")
-
-
-def parse_shape(text: str) -> Shape:
-    """Parse a shape such as `(f32[2,3]{1,0:T(8,128)}, s4[8]{0:E(4)}, token[])`.
-
-    Bytes are those of the elements without the padding of a tiled layout. A dimension `<=5` counts
-    as 5. Types below eight bits take a byte each unless the layout packs them (`E(4)`).
-    """
-    return Shape(_array(match) for match in _ARRAY.finditer(_COMMENT.sub("", text)))
-
-
-def _array(match: re.Match[str]) -> Array:
-    dtype, width, extents, layout = match.groups("")
-    dims = tuple(int(n.removeprefix("<=")) for n in extents.split(",") if n)
-    packed = _PACKED.search(layout)
-    bits = int(packed[1]) if packed else 8 * (-(-int(width) // 8) if width else _BYTES[dtype])
-    return Array(dtype, dims, layout, -(-math.prod(dims) * bits // 8))
 
 
 class Instruction:
@@ -105,7 +65,7 @@ class Instruction:
         text = self.raw[self._open + 1 : _closing(self.raw, self._open)]
         if "%" in text:
             return _PERCENT_NAME.findall(text)
-        return [part.split()[-1] for part in _split(_COMMENT.sub("", text)) if part]
+        return [part.split()[-1] for part in _split(COMMENT.sub("", text)) if part]
 
     @property
     def attributes(self) -> dict[str, str]:
@@ -149,6 +109,11 @@ class Instruction:
     @property
     def backend_config(self) -> str:
         return self.attributes.get("backend_config", "")
+
+    @property
+    def body(self) -> str:
+        """The name of the computation that a `while` repeats."""
+        return self.attributes["body"].removeprefix("%")
 
     @property
     def known_trip_count(self) -> int | None:
@@ -239,8 +204,8 @@ def _unescape(text: str) -> str:
 class Computation:
     """A named list of instructions in text order, which in a scheduled module is the schedule."""
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, name: str, line: int = 0):
+        self.name, self.line = name, line
         self.instructions: list[Instruction] = []
 
     def __repr__(self) -> str:
@@ -249,6 +214,17 @@ class Computation:
     @cached_property
     def by_name(self) -> dict[str, Instruction]:
         return {instruction.name: instruction for instruction in self.instructions}
+
+    def __getitem__(self, name: str) -> Instruction:
+        """The instruction of that name; raises `HloTextError` if the text lacks it."""
+        if found := self.by_name.get(name):
+            return found
+        raise HloTextError(f"computation {self.name} lacks the instruction {name}", self.line)
+
+    @cached_property
+    def parameters(self) -> dict[int, Instruction]:
+        found = (i for i in self.instructions if i.opcode == "parameter")
+        return {instruction.parameter_number or 0: instruction for instruction in found}
 
     @cached_property
     def root(self) -> Instruction:
@@ -282,6 +258,12 @@ class Module:
     def __repr__(self) -> str:
         return f"<module {self.name}: {len(self.computations)} computations>"
 
+    def __getitem__(self, name: str) -> Computation:
+        """The computation of that name; raises `HloTextError` if the text lacks it."""
+        if found := self.computations.get(name):
+            return found
+        raise HloTextError(f"computation {name} is called but not there", 1)
+
     def stack(self, instruction: Instruction) -> tuple[Source, ...]:
         """The frames that the instruction was traced in, innermost first; empty if unknown."""
         metadata = instruction.attributes.get("metadata", "")
@@ -314,6 +296,8 @@ _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
 _DONOR = re.compile(r"\((\d+), \{([\d, ]*)\}\)")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (?:\(.*?\)|[^\s(]\S*) ([\w\-]+)\(")
+# What later steps rely on, so that a line which lost it is reported as such.
+_REQUIRED = {"get-tuple-element": " index=", "while": " body=", "fusion": " calls="}
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+)\s(?:.*\s)?\{$")
 
 
@@ -358,7 +342,8 @@ def modules(lines: Iterable[str]) -> Iterator[Module]:
     for number, line in numbered:
         line = line.rstrip()
         if computation is not None:
-            if match := _INSTRUCTION.match(line):
+            match = _INSTRUCTION.match(line)
+            if match and _REQUIRED.get(match[2], "") in line:
                 opcode = sys.intern(match[2])
                 computation.instructions.append(
                     Instruction(match[1], opcode, line, match.end() - 1)
@@ -386,7 +371,7 @@ def modules(lines: Iterable[str]) -> Iterator[Module]:
         elif line in _TABLES:
             table = module.tables[line]
         elif match := _COMPUTATION.match(line):
-            computation = module.computations[match[2]] = Computation(match[2])
+            computation = module.computations[match[2]] = Computation(match[2], number)
             begun = number
             if match[1]:
                 module.entry = computation
