@@ -57,11 +57,11 @@ class Unavoidable:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Findings:
-    """What a scope needs beyond its order; `lingering` are the values to pin alone."""
+    """What a scope needs beyond its order; `alone` are values to pin without any reads."""
 
     hazards: list[Hazard]
     unavoidable: list[Unavoidable]
-    lingering: list[Value]
+    alone: list[Value]
 
 
 def root(value: Value) -> Value:
@@ -91,6 +91,8 @@ def find_hazards(scope: Scope, kind: ScopeKind) -> Findings:
             if conflict.risky:
                 hazard = Hazard(conflict.keeper, conflict.buffer, conflict.risky)
                 found.hazards.append(hazard)
+            elif _takes_view(conflict.keeper):
+                found.alone.append(conflict.keeper.node.inputs[conflict.keeper.operand])
         for write in conflict.writes:
             if write.arithmetic:
                 continue  # its result is a new array then, and no copy
@@ -100,7 +102,7 @@ def find_hazards(scope: Scope, kind: ScopeKind) -> Findings:
                 other = conflict.keeper.node
                 why_not = "another write keeps its memory"
                 found.unavoidable.append(Unavoidable(write, conflict.buffer, why_not, other))
-    found.lingering.extend(_lingering(buffers))
+    found.alone.extend(_lingering(buffers))
     return found
 
 
@@ -281,7 +283,8 @@ def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
     """Written values that stay in memory while something else reads them.
 
     XLA may fuse a second copy of the write into such a reader, which then needs the version from
-    before the write. Readers whose results are not fused with their operands do no harm.
+    before the write. Readers whose results are not fused with their operands do no harm. A view
+    of an updated buffer is fused into the update, which XLA then no longer sees as in place.
     """
     written = [
         write.last.outputs[write.result]
@@ -295,11 +298,26 @@ def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
     for value in written:
         uses, returned = _uses(value)
         overwriting = {each.node for each in buffers.get(value, ())}
-        if (returned or overwriting) and any(
-            not is_materialized(user.payload) and user not in overwriting for user in uses
-        ):
+        if not (returned or overwriting):
+            continue
+        readers = (user for user in uses if user not in overwriting)
+        if any(not is_materialized(user.payload) for user in readers) or _is_viewed(value):
             found[value] = None
     return list(found)
+
+
+def _is_viewed(value: Value) -> bool:
+    """Whether an update is followed by a view of its result."""
+    updated = value.producer is not None and bool(updates(value.producer.payload))
+    return updated and any(is_view(user.payload) for user in value.users)
+
+
+def _takes_view(write: Write) -> bool:
+    """Whether an update that XLA could fuse overwrites its buffer through a view."""
+    if write.arithmetic or is_materialized(write.node.payload):
+        return False
+    producer = write.node.inputs[write.operand].producer
+    return producer is not None and is_view(producer.payload)
 
 
 def _is_arithmetic(value: Value) -> bool:

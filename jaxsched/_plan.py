@@ -61,7 +61,7 @@ def _plan_scope(jaxpr: Jaxpr, kind: ScopeKind, options: Options, *, compiled: bo
             write = hazard.write
             held = [(write.node, write.operand)]
             pins.want(write.node, held, hazard.readers, limit=hazard.buffer.nbytes)
-        pins.want_alone(found.lingering)
+        pins.want_alone(found.alone)
     placed = compiled and pins.place()
     if placed or nested or scope.markers:
         return scope.to_jaxpr(nested)
