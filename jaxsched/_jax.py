@@ -1,6 +1,7 @@
 """Every contact with JAX's private parts, and every branch on its version."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,7 +26,6 @@ __all__ = [
     "caller_line",
     "check_version",
     "eval_jaxpr",
-    "hide_frames",
     "inline_name",
     "is_plain_jit",
     "leaks_as",
@@ -46,6 +46,11 @@ Effect = effects.Effect
 SourceInfo = source_info_util.SourceInfo
 
 MINIMUM = (0, 11, 1)
+
+# Our own frames stay out of user tracebacks and source lines.
+_PACKAGE = os.path.dirname(__file__) + os.sep
+traceback_util.register_exclusion(_PACKAGE)
+source_info_util.register_exclusion(_PACKAGE)
 
 
 def check_version(version: str) -> None:
@@ -134,12 +139,6 @@ def allow_effect(kind: type[Effect]) -> None:
     effects.control_flow_allowed_effects.add_type(kind)
     effects.custom_derivatives_allowed_effects.add_type(kind)
     effects.remat_allowed_effects.add_type(kind)
-
-
-def hide_frames(file: str) -> None:
-    """Keeps a module's frames out of user tracebacks and source lines."""
-    traceback_util.register_exclusion(file)
-    source_info_util.register_exclusion(file)
 
 
 def lower_barrier(ctx: Any, args: Any, attribute: tuple[str, str] | None) -> Any:
