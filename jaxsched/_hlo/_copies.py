@@ -65,7 +65,7 @@ class Copy:
             case Cause.READER_AFTER_WRITE:
                 return f"{name} may still read the old contents when the write happens"
             case Cause.NOT_DONATED:
-                argument = self.forced_by and self.forced_by.op_name or name
+                argument = (self.forced_by and self.forced_by.op_name) or name
                 return f"argument {argument} is not donated, its contents stay the caller's"
             case Cause.ALSO_RETURNED:
                 return f"{name} also returns the old contents"
@@ -144,7 +144,7 @@ class _Runs(dict[str, tuple[bool, int | None]]):
             if loop and times is not None:
                 trips = instruction.known_trip_count
                 # The condition is asked once more than the body runs.
-                last = instruction.attributes["condition"].removeprefix("%") == name
+                last = instruction.attribute("condition").removeprefix("%") == name
                 times = None if trips is None else times * (trips + last)
             in_loop |= caller_in_loop or loop
             count = None if count is None or times is None else count + times

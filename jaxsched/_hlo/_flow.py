@@ -88,7 +88,7 @@ class Flow:
         return self._copying[instruction]
 
     def _fused(self, fusion: Instruction) -> Computation:
-        return self.module[fusion.called[0]]
+        return self.module[fusion.attribute("calls").removeprefix("%")]
 
     def positions(self, computation: Computation) -> dict[str, int]:
         """The place of each instruction in the text, which is the schedule if there is one."""
@@ -173,7 +173,7 @@ class Flow:
                 if after is not None and after not in seen:
                     seen.add(after)
                     pending.append(after)
-                if user.opcode == "while" or after is None and user.opcode != "get-tuple-element":
+                if user.opcode == "while" or (after is None and user.opcode != "get-tuple-element"):
                     uses[self._use(user, position, place.element)] = None
         for use in [*uses]:
             if use.instruction.opcode == "conditional" and use.kind is Kind.WRITE:
@@ -216,9 +216,7 @@ class Flow:
                 return (0,) if self._carry_changes(instruction, element) else ()
             case "call" | "conditional":
                 return self._written_by_computations(instruction, element)
-        if "output_to_operand_aliasing=" not in instruction.raw:
-            return ()
-        aliasing = instruction.attributes.get("output_to_operand_aliasing", "")
+        aliasing = instruction.attribute("output_to_operand_aliasing")
         return [int(operand) for operand in _ALIASED_OPERAND.findall(aliasing)]
 
     def _written_by_fusion(self, fusion: Instruction) -> set[int]:

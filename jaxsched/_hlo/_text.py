@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from jaxsched._errors import message
+from jaxsched._hlo._metadata import Frames, Source, quoted, unquote
 from jaxsched._hlo._shape import COMMENT, Shape, parse_shape
 
 _LEGAL = "the optimized HLO text of one program, as compiled.as_text() or --xla_dump_to write it"
@@ -27,21 +27,10 @@ class HloTextError(ValueError):
         self.what, self.line, self.legal = what, line, legal
 
 
-class Source(NamedTuple):
-    """A position in the user's program; `function` is None where the text does not tell it."""
-
-    file: str
-    line: int
-    function: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
-
-
 class Instruction:
     """One line of a computation; everything but name and opcode is read from `raw` on demand."""
 
-    __slots__ = ("name", "opcode", "raw", "_open")
+    __slots__ = ("_open", "name", "opcode", "raw")
 
     def __init__(self, name: str, opcode: str, raw: str, open_: int):
         self.name, self.opcode, self.raw, self._open = name, opcode, raw, open_
@@ -67,33 +56,39 @@ class Instruction:
             return _PERCENT_NAME.findall(text)
         return [part.split()[-1] for part in _split(COMMENT.sub("", text)) if part]
 
-    @property
-    def attributes(self) -> dict[str, str]:
-        """What follows the operands, `key=value`, unparsed."""
-        return _attributes(self.raw, _closing(self.raw, self._open) + 1)
+    def attribute(self, key: str) -> str:
+        """What stands after `key=` behind the operands, unparsed; empty if it is not there."""
+        start = _closing(self.raw, self._open)
+        found = self.raw.find(f", {key}=", start)
+        if found == -1:
+            return ""
+        if '"' in self.raw[start:found]:
+            # The key may be part of a string: look at every attribute.
+            return _pairs(self.raw[start + 2 :]).get(key, "")
+        return next(_split(self.raw, found + len(key) + 3))
 
     @property
     def control_predecessors(self) -> list[str]:
         if "control-predecessors=" not in self.raw:
             return []
-        return _names(self.attributes.get("control-predecessors", ""))
+        return _names(self.attribute("control-predecessors"))
 
     @property
     def called(self) -> list[str]:
-        """The computations that the instruction calls, in the order of the text."""
-        attributes = self.attributes
-        return [name for key in attributes if key in _CALLS for name in _names(attributes[key])]
+        """The computations that the instruction calls."""
+        keys = (key for key in _CALLS if key in self.raw)
+        return [name for key in keys for name in _names(self.attribute(key))]
 
     @property
     def op_name(self) -> str | None:
-        return _quoted(self.attributes.get("metadata", ""), "op_name")
+        return quoted(self.attribute("metadata"), "op_name")
 
     @property
     def tuple_index(self) -> int | None:
         """The index of a `get-tuple-element`."""
         if self.opcode != "get-tuple-element":
             return None
-        return int(self.attributes["index"])
+        return int(self.attribute("index"))
 
     @property
     def parameter_number(self) -> int | None:
@@ -103,17 +98,17 @@ class Instruction:
 
     @property
     def frontend_attributes(self) -> dict[str, str]:
-        pairs = _attributes(self.attributes.get("frontend_attributes", "{}")[1:-1])
-        return {key: _unquote(value) for key, value in pairs.items()}
+        pairs = _pairs(self.attribute("frontend_attributes")[1:-1])
+        return {key: unquote(value) for key, value in pairs.items()}
 
     @property
     def backend_config(self) -> str:
-        return self.attributes.get("backend_config", "")
+        return self.attribute("backend_config")
 
     @property
     def body(self) -> str:
         """The name of the computation that a `while` repeats."""
-        return self.attributes["body"].removeprefix("%")
+        return self.attribute("body").removeprefix("%")
 
     @property
     def known_trip_count(self) -> int | None:
@@ -124,7 +119,7 @@ class Instruction:
 
 _TRIP_COUNT = re.compile(r'"known_trip_count":\s*\{"n":\s*"(\d+)"')
 _PERCENT_NAME = re.compile(r"%([\w.\-]+)")
-_CALLS = {
+_CALLS = (
     "calls",
     "to_apply",
     "condition",
@@ -135,7 +130,7 @@ _CALLS = {
     "called_computations",
     "select",
     "scatter",
-}
+)
 # A quoted string, or one of the characters that structure an instruction.
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}()\[\],]')
 
@@ -167,38 +162,13 @@ def _split(text: str, start: int = 0) -> Iterator[str]:
     yield text[begin:].strip()
 
 
-def _attributes(text: str, start: int = 0) -> dict[str, str]:
-    parts = (part.partition("=") for part in _split(text, start))
+def _pairs(text: str) -> dict[str, str]:
+    parts = (part.partition("=") for part in _split(text))
     return {key: value for key, equals, value in parts if equals}
 
 
 def _names(text: str) -> list[str]:
     return [name.strip().removeprefix("%") for name in text.strip("{}").split(",") if name.strip()]
-
-
-def _quoted(text: str, key: str) -> str | None:
-    found = re.search(rf'\b{key}="((?:[^"\\]|\\.)*)"', text)
-    return _unescape(found[1]) if found else None
-
-
-def _number(text: str, key: str) -> int | None:
-    found = re.search(rf"\b{key}=(\d+)", text)
-    return int(found[1]) if found else None
-
-
-def _unquote(text: str) -> str:
-    return _unescape(text[1:-1]) if text[:1] == '"' else text
-
-
-def _unescape(text: str) -> str:
-    """Undo C escapes; XLA writes each byte of a non-ASCII character as an octal one."""
-    if "\\" not in text:
-        return text
-    raw = text.encode("ascii", "backslashreplace").decode("unicode_escape")
-    try:
-        return raw.encode("latin-1").decode()
-    except UnicodeError:
-        return raw
 
 
 class Computation:
@@ -240,9 +210,9 @@ class Module:
         self.name = name.strip()
         self.computations: dict[str, Computation] = {}
         self.entry = Computation("")
-        header_attributes = _attributes(attributes)
-        self.is_scheduled = header_attributes.get("is_scheduled") == "true"
-        aliases = header_attributes.get("input_output_alias", "")
+        facts = _pairs(attributes)
+        self.is_scheduled = facts.get("is_scheduled") == "true"
+        aliases = facts.get("input_output_alias", "")
         self.input_output_alias = {
             _index(output): (int(parameter), _index(index))
             for output, parameter, index in _ALIAS.findall(aliases)
@@ -250,10 +220,10 @@ class Module:
         """Donated buffers that become outputs: output index -> (parameter number, its index)."""
         self.buffer_donors = {
             (int(parameter), _index(index))
-            for parameter, index in _DONOR.findall(header_attributes.get("buffer_donor", ""))
+            for parameter, index in _DONOR.findall(facts.get("buffer_donor", ""))
         }
         """Donated buffers that XLA may use as it likes: (parameter number, its index)."""
-        self.tables: dict[str, dict[int, str]] = {title: {} for title in _TABLES}
+        self.frames = Frames()
 
     def __repr__(self) -> str:
         return f"<module {self.name}: {len(self.computations)} computations>"
@@ -266,33 +236,13 @@ class Module:
 
     def stack(self, instruction: Instruction) -> tuple[Source, ...]:
         """The frames that the instruction was traced in, innermost first; empty if unknown."""
-        metadata = instruction.attributes.get("metadata", "")
-        file, line = _quoted(metadata, "source_file"), _number(metadata, "source_line")
-        if file is not None and line is not None:
-            return (Source(file, line),)
-        frames: dict[int, Source] = {}
-        frame = _number(metadata, "stack_frame_id") or 0
-        while frame not in frames and (row := self.tables["StackFrames"].get(frame)):
-            location = self.tables["FileLocations"].get(_number(row, "file_location_id") or 0, "")
-            frames[frame] = Source(
-                self._string("FileNames", location, "file_name_id") or "?",
-                _number(location, "line") or 0,
-                self._string("FunctionNames", location, "function_name_id"),
-            )
-            # XLA prints the number of the parent plus one, hence 1 for a frame without a parent.
-            frame = (_number(row, "parent_frame_id") or 0) - 1
-        return tuple(frames.values())
+        return self.frames.stack(instruction.attribute("metadata"))
 
     def source(self, instruction: Instruction) -> Source | None:
         """The innermost frame of `stack`."""
         return next(iter(self.stack(instruction)), None)
 
-    def _string(self, table: str, row: str, key: str) -> str | None:
-        text = self.tables[table].get(_number(row, key) or 0)
-        return _unquote(text) if text else None
 
-
-_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
 _DONOR = re.compile(r"\((\d+), \{([\d, ]*)\}\)")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (?:\(.*?\)|[^\s(]\S*) ([\w\-]+)\(")
@@ -368,8 +318,8 @@ def modules(lines: Iterable[str]) -> Iterator[Module]:
             if not (key.isdecimal() and row[-1:] in ('"', "}")):
                 raise _unreadable("not a row of a stack-frame table", number, line, numbered)
             table[int(key)] = row
-        elif line in _TABLES:
-            table = module.tables[line]
+        elif line in module.frames.tables:
+            table = module.frames.tables[line]
         elif match := _COMPUTATION.match(line):
             computation = module.computations[match[2]] = Computation(match[2], number)
             begun = number
