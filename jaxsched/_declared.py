@@ -5,6 +5,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Never
 
+from jax.core import Tracer
+
 from jaxsched._errors import CycleError, ScheduleError, message
 from jaxsched._graph import Edge, Node, Value
 from jaxsched._hazards import root
@@ -56,8 +58,13 @@ def _producer(scope: Scope, kind: ScopeKind, marker: Marker, value: Value) -> No
         return origin.producer
     if not marker.eqn.params["pristine"]:
         return None
-    if isinstance(origin.key, Literal) or origin in scope.constants:
+    if isinstance(origin.key, Literal):
         _reject(marker, kind, "is a constant")
+    if origin in scope.constants:
+        constant = scope.jaxpr.consts[scope.constants.index(origin)]
+        # JAX takes the tracer of another trace, a live one or a leaked one, for a constant.
+        traced = isinstance(constant, Tracer)
+        _reject(marker, kind, "is of another scope" if traced else "is a constant")
     names = scope.jaxpr.debug_info.arg_names
     if kind.name == TOP and names is not None:
         name = names[scope.inputs.index(origin)]
