@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks._measure import RIVALS, SLOWER
+from benchmarks._measure import RIVALS, SLOWER, does_its_job, ours_for
 
 SLACK = 64 << 10  # bytes of copies or temporary memory that do not count
 
@@ -53,7 +53,7 @@ def amount(buffers: float) -> str:
 def clean(record: Record, column: str) -> bool:
     """Whether a column reaches what the program is about."""
     c, plain = record["cells"][column], record["cells"].get("plain", {})
-    if not c.get("correct") or c.get("ordered") is False:
+    if not does_its_job(c):
         return False
     if record["category"] in ("correctness", "ordering"):
         return True
@@ -63,7 +63,7 @@ def clean(record: Record, column: str) -> bool:
 
 
 def summary(records: dict[str, Record]) -> Iterator[str]:
-    """Counts and means per column, then every program in which `scheduled` is not the best."""
+    """Counts and means per column, then every program in which scheduling is not the best."""
     columns = list(next(iter(records.values()))["cells"])
     for column in columns:
         there = {n: r for n, r in records.items() if "skipped" not in r["cells"][column]}
@@ -71,33 +71,36 @@ def summary(records: dict[str, Record]) -> Iterator[str]:
         if any("copied" in r["cells"][column] for r in there.values()):
             parts.append(f"{sum(clean(r, column) for r in there.values())} of {len(there)} clean")
         for what, title in (("time", "time"), ("compile", "compile time")):
-            found = [r["cells"][column].get(f"{what}_ratio") for r in there.values()]
-            if speedups := [1 / ratio["median"] for ratio in found if ratio]:
-                parts.append(f"plain/{column} {title} {geometric_mean(speedups):.2f}")
+            right = [c for r in there.values() if does_its_job(c := r["cells"][column])]
+            ratios = [c[key]["median"] for c in right if (key := f"{what}_ratio") in c]
+            if ratios:
+                parts.append(f"plain/{column} {title} {1 / geometric_mean(ratios):.2f}")
         if parts:
             yield f"- {column}: {'; '.join(parts)}"
     for name, record in records.items():
-        if "scheduled" in record["cells"]:
-            yield from behind(name, record)
+        yield from behind(name, record)
 
 
 def behind(name: str, record: Record) -> Iterator[str]:
-    """What `scheduled` does worse in one program than the best of the other means."""
+    """What scheduling does worse in one program than the best of the other means."""
     cells = record["cells"]
-    mine = cells["scheduled"]
-    if "error" in mine:
-        yield f"- `{name}`: scheduled fails: {mine['error']}"
+    for ours in ("scheduled", "declared"):
+        if "error" in cells.get(ours, {}):
+            yield f"- `{name}`: {ours} fails: {cells[ours]['error']}"
+        if cells.get(ours, {}).get("correct") is False:
+            yield f"- `{name}`: {ours} gives a wrong answer"
+    ours = ours_for(record["category"])
+    mine = cells.get(ours, {})
+    if "correct" not in mine:
         return
-    if not mine["correct"]:
-        yield f"- `{name}`: scheduled gives a wrong answer"
-    rivals = [n for n in RIVALS if cells.get(n, {}).get("correct")]
+    rivals = [n for n in RIVALS if does_its_job(cells.get(n, {}))]
     for fact, title in (("copied", "copies"), ("temp", "takes temporary memory of")):
         least = min((cells[n][fact] for n in rivals), default=mine[fact])
         if mine[fact] > least + SLACK:
             by = next(n for n in rivals if cells[n][fact] == least)
-            yield f"- `{name}`: scheduled {title} {mine[fact]:,} bytes, {by} {least:,}"
+            yield f"- `{name}`: {ours} {title} {mine[fact]:,} bytes, {by} {least:,}"
     if (ratio := mine.get("rival_ratio")) and ratio["median"] > SLOWER:
         yield (
-            f"- `{name}`: scheduled takes {ratio['median']:.2f} "
+            f"- `{name}`: {ours} takes {ratio['median']:.2f} "
             f"({ratio['q1']:.2f} to {ratio['q3']:.2f}) times as long as {mine['rival']}"
         )

@@ -139,6 +139,13 @@ def test_summary_lists_what_is_behind():
     ]
     failed = record(plain=made(), scheduled={"error": "ValueError: no"})
     assert list(behind("failed", failed)) == ["- `failed`: scheduled fails: ValueError: no"]
+    unordered = made(ordered=False, ratio=0.1)
+    ordering = record("ordering", plain=unordered, barrier=made(temp=7), declared=made(1 << 20))
+    assert list(behind("order", ordering)) == [
+        "- `order`: declared copies 1,048,576 bytes, barrier 0",
+    ]
+    wrong = record(plain=made(), scheduled=made(), declared=made() | {"correct": False})
+    assert list(behind("wrong", wrong)) == ["- `wrong`: declared gives a wrong answer"]
     lines = list(summary({"good": good, "fine": good}))
     assert lines == [
         "- plain: 0 of 2 clean; plain/plain time 1.00",
