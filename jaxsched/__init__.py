@@ -1,4 +1,4 @@
-"""Explicit schedules for JAX: in-place updates that stay in place, in the order that you declare."""
+"""Explicit schedules for JAX: in-place updates that stay in place, in the order you declare."""
 
 import jax as _jax_package
 

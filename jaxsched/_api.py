@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,11 @@ from jaxsched._plan import Options, plan
 
 __all__ = ["scheduled"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 
 @overload
-def scheduled(fun: Callable[P, R], /, *, infer: bool = True) -> Callable[P, R]: ...
+def scheduled[**P, R](fun: Callable[P, R], /, *, infer: bool = True) -> Callable[P, R]: ...
 @overload
-def scheduled(
+def scheduled[**P, R](
     fun: None = None, /, *, infer: bool = True
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def scheduled(fun: Any = None, /, *, infer: bool = True) -> Any:
@@ -109,9 +106,7 @@ class _Static:
         self.value = value
 
 
-jax.tree_util.register_pytree_node(
-    _Static, lambda static: ((), static), lambda static, _: static
-)
+jax.tree_util.register_pytree_node(_Static, lambda static: ((), static), lambda static, _: static)
 
 
 def _hold_static(fun: Any, arguments: Any) -> tuple[Any, Any]:

@@ -1,18 +1,20 @@
 """The declaration `before`: a marker equation that `scheduled` reads and removes again."""
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxsched._errors import ScheduleError, message
 from jaxsched._jax import Effect, allow_effect, caller_line, leaks_as
 
-__all__ = ["before", "collecting", "marker_effect", "marker_p"]
+__all__ = ["before", "collecting", "marker_effect", "marker_p", "replay"]
 
 
 class _OrderEffect(Effect):
@@ -115,8 +117,8 @@ def before(*values: Any) -> None:
         return
     if not _state.depth:
         raise ScheduleError(_outside(where))
-    leaves = [jax.tree.leaves(value) for value in values]
-    for i, group in enumerate(leaves):
+    groups = [jax.tree.leaves(value) for value in values]
+    for i, group in enumerate(groups):
         if not group:
             raise ScheduleError(
                 message(
@@ -128,11 +130,12 @@ def before(*values: Any) -> None:
         for leaf in group:
             _check_computed(i, leaf, where)
     with leaks_as(lambda: _leaked(where)):
-        marker_p.bind(*sum(leaves, []), groups=tuple(map(len, leaves)), pristine=True)
+        leaves = itertools.chain.from_iterable(groups)
+        marker_p.bind(*leaves, groups=tuple(map(len, groups)), pristine=True)
 
 
 def _check_computed(i: int, leaf: Any, where: str) -> None:
-    if isinstance(leaf, jax.core.Tracer):
+    if isinstance(leaf, Tracer):
         return
     kind = "a constant" if isinstance(leaf, jax.Array) or hasattr(leaf, "shape") else "not an array"
     raise ScheduleError(

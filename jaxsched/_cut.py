@@ -3,6 +3,7 @@
 SciPy's `maximum_flow` is not used: its capacities are 32-bit integers, and buffers have more bytes.
 """
 
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Hashable
 
@@ -38,7 +39,7 @@ class Network:
             while path[-1] != source:
                 path.append(came_from[path[-1]])
             path.reverse()
-            steps = list(zip(path, path[1:], strict=False))
+            steps = list(itertools.pairwise(path))
             pushed = min(self._residual[a][b] for a, b in steps)
             flow += pushed
             if flow >= FOREVER:

@@ -9,7 +9,7 @@ from jax.core import Tracer
 
 from jaxsched._errors import CycleError, ScheduleError, message
 from jaxsched._graph import Edge, Node, Value
-from jaxsched._hazards import root
+from jaxsched._hazards import held_operands, root
 from jaxsched._jax import JaxprEqn, Literal, user_line
 from jaxsched._scope import Marker, Scope
 from jaxsched._updates import ScopeKind, is_view, updates
@@ -90,7 +90,7 @@ def _held(scope: Scope, target: Node, before: dict[Node, None]) -> list[tuple[No
     inputs of all the work that is done for it alone."""
     pairs = updates(target.payload)
     if pairs:
-        return [(target, operand) for operand, _ in pairs]
+        return [held for operand, _ in pairs for held in held_operands(target, operand)]
     cone = {target: None}
     todo = [target]
     for node in todo:

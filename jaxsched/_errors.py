@@ -1,4 +1,4 @@
-"""The exceptions that users see; every message says what is wrong, where, and what would be legal."""
+"""The exceptions that users see; each says what is wrong, where, and what would be legal."""
 
 __all__ = ["CycleError", "ScheduleError", "message"]
 

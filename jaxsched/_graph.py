@@ -1,4 +1,4 @@
-"""A program as nodes, values and edges, with a topological order that is kept while edges are added.
+"""A program as nodes, values and edges, in a topological order kept while edges are added.
 
 There is no JAX in this module: a node carries an opaque payload. The order starts as the order in
 which the nodes were added (the user's source order) and changes only where an added edge forces it

@@ -1,9 +1,10 @@
-"""Constraints: which reads of a buffer XLA might run after, or fuse into, the write that reuses it."""
+"""Constraints: which reads of a buffer XLA might run after the write, or fuse into it."""
 
 import dataclasses
 from typing import Any
 
 from jaxsched._graph import Edge, Graph, Node, Value
+from jaxsched._jax import Literal
 from jaxsched._scope import Scope
 from jaxsched._updates import (
     SMALL,
@@ -15,7 +16,7 @@ from jaxsched._updates import (
     updates,
 )
 
-__all__ = ["Findings", "Hazard", "Unavoidable", "Write", "find_hazards", "root"]
+__all__ = ["Findings", "Hazard", "Unavoidable", "Write", "find_hazards", "held_operands", "root"]
 
 _SEARCH = 256  # steps after which a path counts as not found; keeps planning linear
 _LINEAGES = 4
@@ -38,7 +39,7 @@ class Write:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hazard:
-    """`readers` read the buffer that `write` overwrites, and nothing makes XLA finish them first."""
+    """`readers` read what `write` overwrites, and nothing makes XLA finish them first."""
 
     write: Write
     buffer: Value
@@ -71,39 +72,41 @@ def root(value: Value) -> Value:
     return value
 
 
-def find_hazards(scope: Scope, kind: ScopeKind) -> Findings:
-    """Adds the inferred edges to the graph and returns the writes that need more than them."""
-    graph = scope.graph
-    found = Findings([], [], [])
-    fixed = {*scope.constants, *scope.inputs[: kind.fixed]}
+def find_hazards(scope: Scope, kind: ScopeKind, *, infer: bool) -> Findings:
+    """What has to be pinned in a scope; with `infer`, its inferred edges are added to the graph."""
     buffers = _writes(scope, kind)
-    conflicts = [_Conflict(graph, buffer, writes) for buffer, writes in buffers.items()]
-    for conflict in conflicts:
-        late: Node | None = None
-        if conflict.buffer in fixed:
-            why = "it must keep its value"
-        elif conflict.returned:
-            why = "its old value is returned"
-        elif late := conflict.order(graph):
-            why = "its old value is read after the write"
-        else:
-            why = None
-            if conflict.risky:
-                hazard = Hazard(conflict.keeper, conflict.buffer, conflict.risky)
-                found.hazards.append(hazard)
-            elif _takes_view(conflict.keeper):
-                found.alone.append(conflict.keeper.node.inputs[conflict.keeper.operand])
-        for write in conflict.writes:
-            if write.arithmetic:
-                continue  # its result is a new array then, and no copy
-            if why is not None:
-                found.unavoidable.append(Unavoidable(write, conflict.buffer, why, late))
-            elif write is not conflict.keeper:
-                other = conflict.keeper.node
-                why_not = "another write keeps its memory"
-                found.unavoidable.append(Unavoidable(write, conflict.buffer, why_not, other))
-    found.alone.extend(_lingering(buffers))
+    alone = [*_viewed_operands(buffers), *_lingering(buffers)]
+    found = Findings([], [], list(dict.fromkeys(alone)))
+    if infer:
+        fixed = {*scope.constants, *scope.inputs[: kind.fixed]}
+        # The conflicts are what the data alone order; so all of them are found before any edge.
+        for conflict in [_Conflict(scope.graph, *each) for each in buffers.items()]:
+            _resolve(scope.graph, conflict, fixed, found)
     return found
+
+
+def _resolve(graph: Graph, conflict: "_Conflict", fixed: set[Value], found: Findings) -> None:
+    """Orders the reads of one buffer before its write, or notes why that cannot be."""
+    late: Node | None = None
+    if conflict.buffer in fixed:
+        why = "it must keep its value"
+    elif conflict.returned:
+        why = "its old value is returned"
+    elif late := conflict.order(graph):
+        why = "its old value is read after the write"
+    else:
+        why = None
+        if conflict.risky:
+            found.hazards.append(Hazard(conflict.keeper, conflict.buffer, conflict.risky))
+    for write in conflict.writes:
+        if write.arithmetic:
+            continue  # its result is a new array then, and no copy
+        if why is not None:
+            found.unavoidable.append(Unavoidable(write, conflict.buffer, why, late))
+        elif write is not conflict.keeper:
+            other = conflict.keeper.node
+            why_not = "another write keeps its memory"
+            found.unavoidable.append(Unavoidable(write, conflict.buffer, why_not, other))
 
 
 class _Conflict:
@@ -114,7 +117,8 @@ class _Conflict:
         self.writes = writes
         uses, self.returned = _uses(buffer)
         self.keeper = _keeper(graph, writes)
-        self.readers = [node for node in uses if node is not self.keeper.node]
+        apart = {node for node, _ in held_operands(self.keeper.node, self.keeper.operand)}
+        self.readers = [node for node in uses if node not in apart]
         self.risky = [node for node in self.readers if _is_hazard(graph, node, self.keeper)]
 
     def order(self, graph: Graph) -> Node | None:
@@ -124,6 +128,46 @@ class _Conflict:
             if graph.add_edge(Edge("inferred", reader, self.keeper.node)) is not None:
                 return reader
         return None
+
+
+def held_operands(write: Node, operand: int) -> list[tuple[Node, int]]:
+    """The operands (node, number) through which a write takes its buffer.
+
+    A slice that only feeds the update of the very window it reads is one kernel with the update.
+    """
+    uses = write.inputs[operand].users
+    return [(write, operand), *((node, 0) for node in uses if _is_same_window(node, write))]
+
+
+def _is_same_window(reader: Node, write: Node) -> bool:
+    """Whether a slice reads just the window that the write updates, and for that write alone."""
+    if not (_is(reader, "dynamic_slice") and _is(write, "dynamic_update_slice")):
+        return False
+    starts = zip(reader.inputs[1:], write.inputs[2:], strict=True)
+    window = write.inputs[1]
+    if not all(_equal(a, b) for a, b in starts) or not same_type(reader.outputs[0].key, window.key):
+        return False
+    todo = [reader.outputs[0]]
+    for value in todo:
+        for user in value.users:
+            if user is write and value is window and value is not write.inputs[0]:
+                continue
+            if not is_elementwise(user.payload) or not same_type(user.outputs[0].key, window.key):
+                return False
+            todo.append(user.outputs[0])
+        if value.is_output or len(todo) > _SEARCH:
+            return False
+    return True
+
+
+def _is(node: Node, primitive: str) -> bool:
+    return node.payload.primitive.name == primitive
+
+
+def _equal(a: Value, b: Value) -> bool:
+    if isinstance(a.key, Literal) and isinstance(b.key, Literal):
+        return bool(a.key.val == b.key.val)
+    return a is b
 
 
 def _keeper(graph: Graph, writes: list[Write]) -> Write:
@@ -298,6 +342,7 @@ def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
     for value in written:
         uses, returned = _uses(value)
         overwriting = {each.node for each in buffers.get(value, ())}
+        overwriting |= {user for user in uses for w in [*overwriting] if _is_same_window(user, w)}
         if not (returned or overwriting):
             continue
         readers = (user for user in uses if user not in overwriting)
@@ -312,12 +357,15 @@ def _is_viewed(value: Value) -> bool:
     return updated and any(is_view(user.payload) for user in value.users)
 
 
-def _takes_view(write: Write) -> bool:
-    """Whether an update that XLA could fuse overwrites its buffer through a view."""
-    if write.arithmetic or is_materialized(write.node.payload):
-        return False
-    producer = write.node.inputs[write.operand].producer
-    return producer is not None and is_view(producer.payload)
+def _viewed_operands(buffers: dict[Value, list[Write]]) -> list[Value]:
+    """The views through which updates that XLA could fuse overwrite their buffer."""
+    views: list[Value] = []
+    for write in (write for writes in buffers.values() for write in writes):
+        if not write.arithmetic and not is_materialized(write.node.payload):
+            value = write.node.inputs[write.operand]
+            if value.producer is not None and is_view(value.producer.payload):
+                views.append(value)
+    return views
 
 
 def _is_arithmetic(value: Value) -> bool:

@@ -27,6 +27,7 @@ __all__ = [
     "check_version",
     "eval_jaxpr",
     "inline_name",
+    "is_local",
     "is_plain_jit",
     "leaks_as",
     "lower_barrier",
@@ -108,6 +109,11 @@ def is_plain_jit(eqn: JaxprEqn) -> bool:
         or any(layout is not None for layout in (*params["in_layouts"], *params["out_layouts"]))
         or not (params["ctx_mesh"].empty or params["ctx_mesh"] is eqn.ctx.cur_abstract_mesh)
     )
+
+
+def is_local(*avals: Any) -> bool:
+    """Whether these types say nothing of a mesh (explicit sharding, `shard_map`)."""
+    return all(aval.sharding.mesh.empty for aval in avals)
 
 
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:

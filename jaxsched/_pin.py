@@ -1,4 +1,4 @@
-"""The `pin` primitive: an identity that everything behind it must wait for everything in front of it.
+"""The `pin` primitive: an identity at which what is behind waits for what is in front.
 
 `pin(*buffers, *reads)` returns the same values. A write that takes its buffer from a pin cannot
 start before the pinned reads are finished, whatever XLA fuses or reorders, and a consumer that

@@ -7,7 +7,7 @@ from typing import Any
 from jaxsched._before import marker_effect
 from jaxsched._declared import TOP, declare
 from jaxsched._errors import ScheduleError, message
-from jaxsched._hazards import find_hazards
+from jaxsched._hazards import find_hazards, held_operands
 from jaxsched._jax import Jaxpr, JaxprEqn, scopes_of, user_line
 from jaxsched._pins import Pins
 from jaxsched._scope import Scope
@@ -46,7 +46,7 @@ def _plan_nested(jaxpr: Jaxpr, kind: ScopeKind, options: Options) -> Jaxpr:
 
 
 def _plan_scope(jaxpr: Jaxpr, kind: ScopeKind, options: Options, *, compiled: bool) -> Jaxpr:
-    scope = Scope(jaxpr, inline=compiled)
+    scope = Scope(jaxpr, compiled=compiled)
     nested = {}
     for node in scope.graph.nodes:
         params = _plan_params(node.payload, options)
@@ -55,15 +55,15 @@ def _plan_scope(jaxpr: Jaxpr, kind: ScopeKind, options: Options, *, compiled: bo
     pins = Pins(scope)
     for declared in declare(scope, kind):
         pins.want(declared.target, declared.held, declared.sources, limit=None)
-    if options.infer and compiled:
-        found = find_hazards(scope, kind)
+    if compiled:
+        found = find_hazards(scope, kind, infer=options.infer)
         for hazard in found.hazards:
             write = hazard.write
-            held = [(write.node, write.operand)]
+            held = held_operands(write.node, write.operand)
             pins.want(write.node, held, hazard.readers, limit=hazard.buffer.nbytes)
         pins.want_alone(found.alone)
     placed = compiled and pins.place()
-    if placed or nested or scope.markers:
+    if placed or nested or scope.markers or scope.rewritten:
         return scope.to_jaxpr(nested)
     return jaxpr
 

@@ -80,7 +80,7 @@ def _before_side(
 def _derived(
     graph: Graph, readers: Collection[Node], later: Collection[Node]
 ) -> tuple[dict[Node, None], bool]:
-    """The readers and what is computed from them without `later`; whether the search was cut off."""
+    """The readers and what they feed without `later`; whether the search was cut off."""
     region: dict[Node, None] = dict.fromkeys(readers)
     truncated = False
     todo = list(region)

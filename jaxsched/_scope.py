@@ -10,6 +10,7 @@ from jaxsched._graph import Edge, Graph, Node, Value
 from jaxsched._jax import DropVar, Jaxpr, JaxprEqn, Literal, Var, inline_name, is_plain_jit, new_eqn
 from jaxsched._pin import pin_p
 from jaxsched._updates import is_array, nbytes, updates, weakly_cached
+from jaxsched._window import as_window_update
 
 __all__ = ["Marker", "Pin", "Scope"]
 
@@ -35,13 +36,18 @@ class Pin:
 
 
 class Scope:
-    """The graph of one jaxpr and the declarations in it."""
+    """The graph of one jaxpr and the declarations in it.
 
-    def __init__(self, jaxpr: Jaxpr, *, inline: bool):
+    Where it is `compiled`, nested jitted functions are inlined and updates are put in the form that
+    XLA does in place; `rewritten` says whether there were any of these.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, *, compiled: bool):
         self.jaxpr = jaxpr
+        self.rewritten = False
         self.graph = Graph()
         self.markers: list[Marker] = []
-        self._inline = inline
+        self._compiled = compiled
         self._last_effect: Node | None = None
         self.constants = [_value(var) for var in jaxpr.constvars]
         self.inputs = [_value(var) for var in jaxpr.invars]
@@ -59,11 +65,16 @@ class Scope:
                 name = caller.params["name"]
                 source = inline_name(caller.source_info, name, eqn.source_info)
                 eqn = eqn.replace(source_info=source)
-            if self._inline and _may_inline(eqn):
+            if self._compiled and _may_inline(eqn):
                 callee = eqn.params["jaxpr"]
                 inner = dict(zip(callee.invars, inputs, strict=True))
                 outputs = self._add(callee, inner, eqn)
                 env |= zip(eqn.outvars, outputs, strict=True)
+                continue
+            window = as_window_update(eqn, inputs) if self._compiled else None
+            if window is not None:
+                inner = dict(zip(window.invars, [inputs[0], inputs[2]], strict=True))
+                env |= zip(eqn.outvars, self._add_at(eqn, window, inner), strict=True)
                 continue
             # An inlined function may be called twice, so that its variables need new names.
             fresh = caller is not None
@@ -74,6 +85,16 @@ class Scope:
                 if self._last_effect is not None:
                     self.graph.add_edge(Edge("data", self._last_effect, node))
                 self._last_effect = node
+        return [_read(env, atom) for atom in jaxpr.outvars]
+
+    def _add_at(self, like: JaxprEqn, jaxpr: Jaxpr, env: dict[Var, Value]) -> list[Value]:
+        """Adds what stands in the place of the equation `like`."""
+        for eqn in jaxpr.eqns:
+            eqn = eqn.replace(source_info=like.source_info, ctx=like.ctx)
+            outputs = [_value(var) for var in eqn.outvars]
+            self.graph.add_node(eqn, [_read(env, atom) for atom in eqn.invars], outputs)
+            env |= zip(eqn.outvars, outputs, strict=True)
+        self.rewritten = True
         return [_read(env, atom) for atom in jaxpr.outvars]
 
     def _add_marker(self, eqn: JaxprEqn, inputs: list[Value]) -> None:

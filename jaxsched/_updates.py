@@ -99,7 +99,7 @@ def is_materialized(eqn: JaxprEqn) -> bool:
 
 
 def updates(eqn: JaxprEqn) -> tuple[tuple[int, int], ...]:
-    """The pairs (operand, result) where the equation writes the result into the operand's memory."""
+    """The pairs (operand, result) where the result is written into the operand's memory."""
     name = eqn.primitive.name
     if name in _UPDATES:
         return ((0, 0),)
