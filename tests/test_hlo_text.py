@@ -95,13 +95,13 @@ def crude_lines(text):
 
 def crude_opcodes(text):
     """Opcode by line: the first lower-case word before a parenthesis, outside of shapes."""
-    opcodes = []
+    opcodes: list[str] = []
     for line in crude_lines(text):
         right = re.sub(r"/\*.*?\*/", "", line.split(" = ", 1)[1])
         while right[0] == "(":  # remove tuple shapes from the inside out
             right = re.sub(r"^(\(.*?)\(([^()]*)\)", r"\1", right) if _nested(right) else right
             right = re.sub(r"^\([^()]*\) ", "x ", right)
-        opcodes.append(re.match(r"\S+ ([a-z\-]+)\(", right)[1])
+        opcodes += re.findall(r"^\S+ ([a-z\-]+)\(", right)
     return opcodes
 
 

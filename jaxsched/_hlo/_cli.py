@@ -15,6 +15,7 @@ from jaxsched._hlo._copies import Copy, control_edges, copies, user_source
 from jaxsched._hlo._text import Computation, HloTextError, Instruction, Module, Source, modules
 
 _WIDTH = 100
+_GLUE = "\xa0"  # between words that stay on one line
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -157,14 +158,15 @@ def _as_text(report: _Report) -> Iterator[str]:
 
 def _wrap(text: str, indent: str = "") -> list[str]:
     if len(indent) + len(text) <= _WIDTH:
-        return [indent + text]
-    return textwrap.wrap(
+        return [indent + text.replace(_GLUE, " ")]
+    lines = textwrap.wrap(
         text,
         _WIDTH,
         initial_indent=indent,
         subsequent_indent=indent + "  ",
         break_on_hyphens=False,
     )
+    return [line.replace(_GLUE, " ") for line in lines]
 
 
 def _count(number: int, noun: str, plural: str | None = None) -> str:
@@ -182,7 +184,8 @@ def _times(copy: Copy) -> str:
 def _at(source: Source | None) -> str:
     if source is None:
         return ""
-    return f", at {source}" + (f" in {source.function}" if source.function else "")
+    within = f"{_GLUE}in{_GLUE}{source.function}" if source.function else ""
+    return f", at{_GLUE}{source}{within}"
 
 
 def _as_json(report: _Report) -> dict[str, object]:

@@ -68,7 +68,7 @@ class Copy:
                 argument = (self.forced_by and self.forced_by.op_name) or name
                 return f"argument {argument} is not donated, its contents stay the caller's"
             case Cause.ALSO_RETURNED:
-                return f"{name} also returns the old contents"
+                return f"the old contents are returned too, by {name}"
             case Cause.TWO_WRITES:
                 return f"{name} starts from the same contents, and only one write can be in place"
             case Cause.COMPILER:
@@ -203,6 +203,9 @@ def _verdict(flow: Flow, computation: Computation, origin: Place, mine: list[Use
         write = _other_write(flow, computation, origin, uses, mine)
     if write is None:
         return _made_elsewhere(flow, computation, origin, uses, result)
+    if write.opcode == "parameter":
+        # Loop carries that only change places: each gets its next contents from another one.
+        return _Verdict(Cause.COMPILER, computation.root, None)
     # The copy serves either the write, and all other uses need the old version, or the old version.
     old = [use for use in uses if use[:3] != own[:3]] if own else mine
     for use in old:
