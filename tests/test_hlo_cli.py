@@ -91,6 +91,7 @@ def test_json_says_what_the_text_says(capsys):
         assert copy["source"] == {"file": "user.py", "line": 20, "function": None}
         assert copy["forced_by"]["name"] == "bitcast_add_fusion"
         assert copy["forced_by"]["source"]["file"] == "user.py"
+        assert copy["forced_at"] == {"file": "user.py", "line": 19, "function": None}
         assert [reader["name"] for reader in copy["later_readers"]] == ["bitcast_add_fusion"]
 
 

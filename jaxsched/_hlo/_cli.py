@@ -136,8 +136,8 @@ class _Report:
 
 
 def _as_text(report: _Report) -> Iterator[str]:
-    found, module = report.copies, report.module
-    yield from _wrap(f"{module.name} in {report.name}")
+    found = report.copies
+    yield from _wrap(f"{report.module.name} in {report.name}")
     total = sum(copy.nbytes for copy in found)
     summary = f"{_count(len(found), 'copy', 'copies')} of at least {report.min_bytes:,} bytes"
     yield from _wrap(f"{summary}, {total:,} bytes together; --min-bytes sets the limit", "  ")
@@ -148,8 +148,7 @@ def _as_text(report: _Report) -> Iterator[str]:
         shape = ", ".join(f"{array.dtype}{[*array.dims]}" for array in copy.instruction.shape[:1])
         where = f"{copy.instruction.name}: {shape.replace(' ', '')} in {copy.computation.name}"
         yield from _wrap(where + made_for, "      ")
-        located = _at(copy.forced_by and user_source(module, copy.forced_by))
-        yield from _wrap(f"because {copy.reason}{located}", "      ")
+        yield from _wrap(f"because {copy.reason}{_at(copy.forced_at)}", "      ")
     yield ""
     yield f"  {_count(len(report.edges), 'control edge')}"
     for computation, before, after in report.edges:
@@ -192,12 +191,14 @@ def _as_json(report: _Report) -> dict[str, object]:
     def named(instruction: Instruction | None) -> dict[str, object] | None:
         if instruction is None:
             return None
-        source = user_source(report.module, instruction)
         return {
             "name": instruction.name,
             "opcode": instruction.opcode,
-            "source": source and source._asdict(),
+            "source": as_dict(user_source(report.module, instruction)),
         }
+
+    def as_dict(source: Source | None) -> dict[str, object] | None:
+        return source and source._asdict()
 
     return {
         "file": report.name,
@@ -213,10 +214,11 @@ def _as_json(report: _Report) -> dict[str, object]:
                 "in_loop": copy.in_loop,
                 "trip_count": copy.trip_count,
                 "total_bytes": copy.total_bytes,
-                "source": copy.source and copy.source._asdict(),
+                "source": as_dict(copy.source),
                 "cause": copy.cause.name,
                 "reason": copy.reason,
                 "forced_by": named(copy.forced_by),
+                "forced_at": as_dict(copy.forced_at),
                 "write": named(copy.write),
                 "buffer": named(copy.buffer),
                 "later_readers": [named(reader) for reader in copy.later_readers],

@@ -37,6 +37,7 @@ class Copy:
     product of the loops around it, None if XLA does not know one; a branch counts as taken).
     `buffer` made the contents copied; `write` is the instruction the copy is made for, `forced_by`
     the one that makes it necessary, `later_readers` those that may read the old contents late.
+    `source` and `forced_at` are the user's lines for the write and for what forces the copy.
     """
 
     instruction: Instruction
@@ -50,6 +51,7 @@ class Copy:
     forced_by: Instruction | None
     later_readers: tuple[Instruction, ...]
     source: Source | None
+    forced_at: Source | None
 
     @property
     def total_bytes(self) -> int | None:
@@ -112,6 +114,10 @@ def user_source(module: Module, instruction: Instruction) -> Source | None:
     stack = module.stack(instruction)
     if not stack and instruction.opcode == "fusion":
         stack = module.stack(module[instruction.called[0]].root)
+    return _own(stack)
+
+
+def _own(stack: tuple[Source, ...]) -> Source | None:
     own = (frame for frame in stack if "-packages/" not in frame.file.replace("\\", "/"))
     return next(own, stack[0] if stack else None)
 
@@ -157,6 +163,23 @@ class _Verdict(NamedTuple):
     forced_by: Instruction | None
     write: Instruction | None
     readers: tuple[Instruction, ...] = ()
+    read: tuple[Computation, Place] | None = None
+    """The version which the readers read, and the computation that it is in."""
+
+
+def _forced_at(flow: Flow, verdict: _Verdict) -> Source | None:
+    """The user's line of `forced_by`; of a fused reader, the line of what reads in it."""
+    if verdict.forced_by is None:
+        return None
+    if verdict.read and verdict.forced_by.opcode == "fusion":
+        fused = flow.fused(verdict.forced_by)
+        computation, origin = verdict.read
+        for position, name in enumerate(verdict.forced_by.operands):
+            if flow.origin(computation, Place(name)) == origin:
+                for use in flow.uses(fused, Place(fused.parameter(position).name)):
+                    if source := _own(flow.module.stack(use.instruction)):
+                        return source
+    return user_source(flow.module, verdict.forced_by)
 
 
 def _explained(
@@ -182,6 +205,7 @@ def _explained(
         forced_by=verdict.forced_by,
         later_readers=verdict.readers,
         source=next((source for source in sources if source), None),
+        forced_at=_forced_at(flow, verdict),
     )
 
 
@@ -215,7 +239,8 @@ def _verdict(flow: Flow, computation: Computation, origin: Place, mine: list[Use
         if use.kind is Kind.WRITE:
             return _Verdict(Cause.TWO_WRITES, use.instruction, write)
     if late := _late(flow, computation, old, write):
-        return _Verdict(Cause.READER_AFTER_WRITE, late[-1], write, late)
+        read = computation, origin
+        return _Verdict(Cause.READER_AFTER_WRITE, late[-1], write, late, read)
     return _outside(flow, computation, origin) or _Verdict(Cause.COMPILER, write, write)
 
 
@@ -246,16 +271,16 @@ def _other_write(
 
 def _homes(flow: Flow, computation: Computation) -> Iterator[tuple[int | None, Place]]:
     """Which result has to be in the memory of which argument: loop carries, donated arguments."""
-    parameters, sites = computation.parameters, flow.sites[computation.name]
+    sites = flow.sites[computation.name]
     if computation is flow.module.entry:
         for output, (number, index) in flow.module.input_output_alias.items():
             yield (
                 output[0] if output else None,
-                Place(parameters[number].name, index[0] if index else None),
+                Place(computation.parameter(number).name, index[0] if index else None),
             )
     elif any(i.opcode == "while" and i.body == computation.name for _, i in sites):
         for index in range(len(computation.root.shape)):
-            yield index, Place(parameters[0].name, index)
+            yield index, Place(computation.parameter(0).name, index)
 
 
 def _made_elsewhere(
@@ -271,7 +296,8 @@ def _made_elsewhere(
         if output == result.element and maker.opcode != "parameter":
             readers = flow.uses(computation, argument)
             if late := _late(flow, computation, readers, maker):
-                return _Verdict(Cause.READER_AFTER_WRITE, late[-1], maker, late)
+                read = computation, argument
+                return _Verdict(Cause.READER_AFTER_WRITE, late[-1], maker, late, read)
     return _outside(flow, computation, origin) or _Verdict(Cause.COMPILER, maker, None)
 
 

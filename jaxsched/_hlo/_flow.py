@@ -82,12 +82,13 @@ class Flow:
         if instruction.opcode != "fusion":
             return instruction.opcode in _COPIES
         if instruction not in self._copying:
-            opcodes = {i.opcode for i in self._fused(instruction).instructions}
+            opcodes = {i.opcode for i in self.fused(instruction).instructions}
             only = opcodes <= {"copy", "parameter", "bitcast"} and "copy" in opcodes
             self._copying[instruction] = only
         return self._copying[instruction]
 
-    def _fused(self, fusion: Instruction) -> Computation:
+    def fused(self, fusion: Instruction) -> Computation:
+        """The computation that a fusion does at once."""
         return self.module[fusion.attribute("calls").removeprefix("%")]
 
     def positions(self, computation: Computation) -> dict[str, int]:
@@ -222,7 +223,7 @@ class Flow:
     def _written_by_fusion(self, fusion: Instruction) -> set[int]:
         """A fusion works in place if an update is what it returns."""
         if fusion not in self._updated:
-            computation = self._fused(fusion)
+            computation = self.fused(fusion)
             root = computation.root
             results = root.operands if root.opcode == "tuple" else [root.name]
             written = set()
@@ -236,7 +237,7 @@ class Flow:
 
     def _carry_changes(self, loop: Instruction, element: int | None) -> bool:
         body = self.module[loop.body]
-        parameter = body.parameters[0]
+        parameter = body.parameter(0)
         key = (body.name, 0, element)
         if key not in self._writes:
             carry = Place(parameter.name, element)

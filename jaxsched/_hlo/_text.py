@@ -196,6 +196,12 @@ class Computation:
         found = (i for i in self.instructions if i.opcode == "parameter")
         return {instruction.parameter_number or 0: instruction for instruction in found}
 
+    def parameter(self, number: int) -> Instruction:
+        """The parameter of that number; raises `HloTextError` if the text lacks it."""
+        if found := self.parameters.get(number):
+            return found
+        raise HloTextError(f"computation {self.name} lacks its parameter {number}", self.line)
+
     @cached_property
     def root(self) -> Instruction:
         marked = (i for i in reversed(self.instructions) if i.is_root)
