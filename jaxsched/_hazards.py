@@ -12,6 +12,8 @@ from jaxsched._updates import (
     is_elementwise,
     is_materialized,
     is_view,
+    keeps_position,
+    same_shape,
     same_type,
     updates,
 )
@@ -236,17 +238,28 @@ def _is_hazard(graph: Graph, reader: Node, write: Write) -> bool:
 
 
 def _fusible_path(reader: Node, last: Node) -> bool:
-    seen = {reader}
-    todo = [] if is_materialized(reader.payload) else [reader]
+    """Whether XLA could fuse a read into the write which does not read just what it overwrites.
+
+    Arithmetic of one shape reads each element where it writes it, and does no harm.
+    """
+    if is_materialized(reader.payload):
+        return False
+    start = (reader, not keeps_position(reader.payload))
+    seen = {start}
+    todo = [start]
     while todo:
-        for value in todo.pop().outputs:
+        node, moved = todo.pop()
+        for value in node.outputs:
             for user in value.users:
                 if user is last:
-                    return True
-                if user.rank > last.rank or user in seen or is_materialized(user.payload):
+                    if moved:
+                        return True
                     continue
-                seen.add(user)
-                todo.append(user)
+                step = (user, moved or not keeps_position(user.payload))
+                if user.rank > last.rank or step in seen or is_materialized(user.payload):
+                    continue
+                seen.add(step)
+                todo.append(step)
                 if len(seen) > _SEARCH:
                     return True
     return False
@@ -337,9 +350,12 @@ def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
         if not is_materialized(write.last.payload)
     ]
     # What an update takes may have been computed in the memory of an operand, as an update would.
-    written += [value for value in buffers if _is_arithmetic(value)]
+    written += buffers
     found: dict[Value, None] = {}
     for value in written:
+        producer = value.producer
+        if producer is None or not (updates(producer.payload) or _is_duplicated(producer)):
+            continue
         uses, returned = _uses(value)
         overwriting = {each.node for each in buffers.get(value, ())}
         overwriting |= {user for user in uses for w in [*overwriting] if _is_same_window(user, w)}
@@ -368,8 +384,21 @@ def _viewed_operands(buffers: dict[Value, list[Write]]) -> list[Value]:
     return views
 
 
-def _is_arithmetic(value: Value) -> bool:
-    producer = value.producer
-    if producer is None or not is_elementwise(producer.payload):
+def _is_duplicated(node: Node) -> bool:
+    """Whether XLA computes this arithmetic once more in each kernel that uses it.
+
+    It does so where that reads no more memory than the result would: with one operand of full size
+    (`InstructionFusion::EffectivelyAtMostUnary`).
+    """
+    if not is_elementwise(node.payload):
         return False
-    return any(same_type(operand.key, value.key) for operand in producer.inputs)
+    full = {
+        operand
+        for operand in node.inputs
+        if same_shape(operand.key, node.outputs[0].key) and not _is_broadcast(operand)
+    }
+    return len(full) == 1
+
+
+def _is_broadcast(value: Value) -> bool:
+    return value.producer is not None and _is(value.producer, "broadcast_in_dim")

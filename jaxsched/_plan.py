@@ -46,7 +46,9 @@ def _plan_nested(jaxpr: Jaxpr, kind: ScopeKind, options: Options) -> Jaxpr:
 
 
 def _plan_scope(jaxpr: Jaxpr, kind: ScopeKind, options: Options, *, compiled: bool) -> Jaxpr:
-    scope = Scope(jaxpr, compiled=compiled)
+    # Without inference a function without declarations is left as it is.
+    active = compiled and (options.infer or marker_effect in jaxpr.effects)
+    scope = Scope(jaxpr, inline=compiled, rewrite=active)
     nested = {}
     for node in scope.graph.nodes:
         params = _plan_params(node.payload, options)
@@ -55,14 +57,14 @@ def _plan_scope(jaxpr: Jaxpr, kind: ScopeKind, options: Options, *, compiled: bo
     pins = Pins(scope)
     for declared in declare(scope, kind):
         pins.want(declared.target, declared.held, declared.sources, limit=None)
-    if compiled:
+    if active:
         found = find_hazards(scope, kind, infer=options.infer)
         for hazard in found.hazards:
             write = hazard.write
             held = held_operands(write.node, write.operand)
             pins.want(write.node, held, hazard.readers, limit=hazard.buffer.nbytes)
         pins.want_alone(found.alone)
-    placed = compiled and pins.place()
+    placed = active and pins.place()
     if placed or nested or scope.markers or scope.rewritten:
         return scope.to_jaxpr(nested)
     return jaxpr

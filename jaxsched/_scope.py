@@ -38,16 +38,17 @@ class Pin:
 class Scope:
     """The graph of one jaxpr and the declarations in it.
 
-    Where it is `compiled`, nested jitted functions are inlined and updates are put in the form that
-    XLA does in place; `rewritten` says whether there were any of these.
+    With `inline`, nested jitted functions are inlined; with `rewrite`, updates are put in the form
+    that XLA does in place, and `rewritten` says whether there were any of these.
     """
 
-    def __init__(self, jaxpr: Jaxpr, *, compiled: bool):
+    def __init__(self, jaxpr: Jaxpr, *, inline: bool, rewrite: bool):
         self.jaxpr = jaxpr
         self.rewritten = False
         self.graph = Graph()
         self.markers: list[Marker] = []
-        self._compiled = compiled
+        self._inline = inline
+        self._rewrite = rewrite
         self._last_effect: Node | None = None
         self.constants = [_value(var) for var in jaxpr.constvars]
         self.inputs = [_value(var) for var in jaxpr.invars]
@@ -65,13 +66,13 @@ class Scope:
                 name = caller.params["name"]
                 source = inline_name(caller.source_info, name, eqn.source_info)
                 eqn = eqn.replace(source_info=source)
-            if self._compiled and _may_inline(eqn):
+            if self._inline and _may_inline(eqn):
                 callee = eqn.params["jaxpr"]
                 inner = dict(zip(callee.invars, inputs, strict=True))
                 outputs = self._add(callee, inner, eqn)
                 env |= zip(eqn.outvars, outputs, strict=True)
                 continue
-            window = as_window_update(eqn, inputs) if self._compiled else None
+            window = as_window_update(eqn, inputs) if self._rewrite else None
             if window is not None:
                 inner = dict(zip(window.invars, [inputs[0], inputs[2]], strict=True))
                 env |= zip(eqn.outvars, self._add_at(eqn, window, inner), strict=True)

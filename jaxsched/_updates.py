@@ -20,7 +20,9 @@ __all__ = [
     "is_elementwise",
     "is_materialized",
     "is_view",
+    "keeps_position",
     "nbytes",
+    "same_shape",
     "same_type",
     "scopes",
     "updates",
@@ -51,11 +53,14 @@ _UPDATES = frozenset(
 # Same-shape arithmetic, which XLA may compute into the memory of an operand that dies there.
 _ELEMENTWISE = frozenset(
     """abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp conj cos cosh
-    digamma div erf erf_inv erfc exp exp2 expm1 floor integer_pow is_finite lgamma log log1p log2
+    digamma div erf erf_inv erfc exp exp2 expm1 floor integer_pow lgamma log log1p log2
     logistic max min mul neg nextafter not or pow reduce_precision rem round rsqrt select_n
     shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh
     xor""".split()
 )
+
+# Elementwise too, but with a result of another dtype.
+_COMPARING = frozenset({"convert_element_type", "eq", "ge", "gt", "is_finite", "le", "lt", "ne"})
 
 # Equations that call a jaxpr once with their operands; the parameter that holds it.
 _CALLS = {
@@ -179,9 +184,19 @@ def _follow(origin: Any, eqn: JaxprEqn, operand: int, result: int, *, written: b
         origin[target] = (index, before or written)
 
 
+def same_shape(a: Any, b: Any) -> bool:
+    """Whether two operands or results have the same shape."""
+    return a.aval.shape == b.aval.shape
+
+
 def same_type(a: Any, b: Any) -> bool:
     """Whether two operands or results have the same shape and dtype."""
-    return a.aval.shape == b.aval.shape and a.aval.dtype == b.aval.dtype
+    return same_shape(a, b) and a.aval.dtype == b.aval.dtype
+
+
+def keeps_position(eqn: JaxprEqn) -> bool:
+    """Whether each element of the result is computed from the same elements of the operands."""
+    return eqn.primitive.name in _ELEMENTWISE or eqn.primitive.name in _COMPARING
 
 
 def is_elementwise(eqn: JaxprEqn) -> bool:
@@ -190,29 +205,30 @@ def is_elementwise(eqn: JaxprEqn) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScopeKind:
-    """How a jaxpr is used: the first `fixed` inputs must keep their values, and in a loop each
-    input behind them is replaced by the output with the same number."""
+    """How a jaxpr is used: the first `fixed` inputs must keep their values, and in a loop each of
+    the `carry` inputs behind them is replaced by the output with the same number."""
 
     name: str
     fixed: int = 0
-    loop: bool = False
+    carry: int | None = None
 
     def may_become(self, source: int, result: int) -> bool:
         """Whether input `source` and output `result` may share memory."""
-        if source < self.fixed:
-            return False
-        return not self.loop or source - self.fixed == result
+        number = source - self.fixed
+        if self.carry is None:
+            return number >= 0
+        return 0 <= number < self.carry and number == result
 
 
 def scopes(eqn: JaxprEqn) -> dict[str, ScopeKind]:
     """The parameters of an equation that hold jaxprs which run as part of it."""
     name, params = eqn.primitive.name, eqn.params
     if name == "scan":
-        return {"jaxpr": ScopeKind("scan body", scan_counts(eqn)[0], loop=True)}
+        return {"jaxpr": ScopeKind("scan body", *scan_counts(eqn))}
     if name == "while":
         return {
             "cond_jaxpr": ScopeKind("while condition", len(params["cond_jaxpr"].invars)),
-            "body_jaxpr": ScopeKind("while body", params["body_nconsts"], loop=True),
+            "body_jaxpr": ScopeKind("while body", params["body_nconsts"], len(eqn.outvars)),
         }
     if name == "cond":
         return {"branches": ScopeKind("branch")}
