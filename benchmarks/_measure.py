@@ -77,12 +77,13 @@ def measure(program: Program, options: Options, started: Callable[[str], None]) 
     fair = {name: samples[name] for name in RIVALS if does_its_job(cells.get(name, {}))}
     if fair and ours in ready:
         best = min(fair, key=lambda name: statistics.median(fair[name]))
-        if ratios(samples[ours], fair[best])["median"] > SLOWER:
+        if is_slower(samples[ours], fair[best]):
             # The best of several noisy medians is too good to be true: compare with it alone.
             pair = {name: ready[name] for name in (best, ours)}
             samples = sample(pair, most, 3 * options.repeat)
         cells[ours]["rival"] = best
         cells[ours]["rival_ratio"] = ratios(samples[ours], samples[best])
+        cells[ours]["slower"] = is_slower(samples[ours], samples[best])
     return cells
 
 
@@ -175,6 +176,16 @@ def compare(cells: dict[str, Cell], samples: dict[str, list[float]], what: str) 
 def ratios(these: Sequence[float], those: Sequence[float]) -> dict[str, float]:
     """Median and quartiles of the ratios of samples taken in the same turns."""
     return spread([a / b for a, b in zip(these, those, strict=True)])
+
+
+def is_slower(these: Sequence[float], those: Sequence[float]) -> bool:
+    """Whether the median ratio is above `SLOWER`, and above 1 by more than chance.
+
+    The 95 % confidence interval of a median of n begins about sqrt(n) ranks below the middle.
+    """
+    found = sorted(a / b for a, b in zip(these, those, strict=True))
+    low = found[max(0, int(len(found) / 2 - len(found) ** 0.5))]
+    return statistics.median(found) > SLOWER and low > 1
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

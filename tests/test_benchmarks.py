@@ -6,7 +6,7 @@ import os
 import pytest
 
 from benchmarks import __main__ as suite
-from benchmarks._measure import Options, agree, ratios, spread
+from benchmarks._measure import Options, agree, is_slower, ratios, spread
 from benchmarks._runner import run
 from benchmarks._table import behind, cell, clean, row, summary
 
@@ -82,6 +82,19 @@ def test_statistics():
     assert not agree((1.0,), [1.0], 1e-5)
 
 
+@pytest.mark.parametrize(
+    "ratios, expected",
+    [
+        ([1.2] * 25, True),
+        ([1.04] * 25, False),  # no more than we allow
+        ([0.8] * 11 + [1.4] * 14, False),  # could be chance
+        ([0.8] * 5 + [1.4] * 20, True),
+    ],
+)
+def test_what_counts_as_slower(ratios, expected):
+    assert is_slower(ratios, [1.0] * len(ratios)) is expected
+
+
 def made(copied=0, temp=0, ratio=1.0, **more):
     of_time = {"q1": ratio, "median": ratio, "q3": ratio}
     facts = {"copied": copied, "in_loop": copied > 0, "temp": temp, "correct": True}
@@ -130,7 +143,8 @@ def test_what_counts_as_clean(category, cells, expected):
 def test_summary_lists_what_is_behind():
     good = record(plain=made(2 << 20), scheduled=made(ratio=0.5))
     assert list(behind("good", good)) == []
-    slow = made(1 << 20, 1 << 20, rival="region", rival_ratio={"q1": 1.1, "median": 1.2, "q3": 1.3})
+    times = {"q1": 1.1, "median": 1.2, "q3": 1.3}
+    slow = made(1 << 20, 1 << 20, rival="region", rival_ratio=times, slower=True)
     bad = record(plain=made(1 << 20), region=made(), scheduled=slow)
     assert list(behind("bad", bad)) == [
         "- `bad`: scheduled copies 1,048,576 bytes, region 0",
