@@ -74,13 +74,16 @@ class Graph:
         outputs: list[Value],
         slot: int | None = None,
     ) -> Node:
-        """Adds a node, at the end or in a free slot; in a slot, `settle` it once it is wired."""
+        """Adds a node without users, at the end or from a free slot on."""
         node = Node(payload, list(inputs), outputs, slot or self.SPACING * (len(self.nodes) + 1))
         for value in dict.fromkeys(inputs):
             value.users.append(node)
         for value in outputs:
             value.producer = node
         self.nodes.append(node)
+        if slot is not None:
+            for previous in list(self.predecessors(node)):
+                self._follow(previous, node)
         return node
 
     def set_outputs(self, outputs: Sequence[Value]) -> None:
@@ -131,24 +134,24 @@ class Graph:
         return False
 
     def rewire(self, old: Value, new: Value, users: Sequence[Node], *, outputs: bool) -> None:
-        """Lets `users`, and the scope's outputs if asked, take `new` where they took `old`."""
+        """Lets `users`, and the scope's outputs if asked, take `new` where they took `old`.
+
+        None of the users may come before the producer of `new`.
+        """
+        assert new.producer is not None, "a new value is computed by a node"
         for user in users:
+            self._follow(new.producer, user)
             user.inputs = [new if value is old else value for value in user.inputs]
-        new.users.extend(users)
+            new.users.append(user)
         moved = set(users)
         old.users = [user for user in old.users if user not in moved]
         if outputs and old.is_output:
             old.is_output, new.is_output = False, True
             self.outputs = [new if value is old else value for value in self.outputs]
 
-    def settle(self, node: Node) -> None:
-        """Restores the order around a node whose edges were rewired; they must close no cycle."""
-        for previous in list(self.predecessors(node)):
-            cycle = self._raise(previous, node)
-            assert cycle is None, "an inserted node closes a cycle"
-        for edge in list(self.successors(node)):
-            cycle = self._raise(node, edge.target)
-            assert cycle is None, "an inserted node closes a cycle"
+    def _follow(self, source: Node, target: Node) -> None:
+        cycle = self._raise(source, target)
+        assert cycle is None, "an inserted node closes a cycle"
 
     def _raise(self, source: Node, target: Node) -> list[Edge] | None:
         """Moves nodes so that `source` ranks below `target`, or returns the path against it."""

@@ -75,7 +75,6 @@ class Pins:
         for value, pinned in zip(pin.inputs, pin.outputs, strict=True):
             users = [*holders.get(value, ()), *cut.values.get(value, ())]
             graph.rewire(value, pinned, list(dict.fromkeys(users)), outputs=value in cut.values)
-        graph.settle(pin)
         return True
 
     def _place_alone(self, value: Value) -> None:
@@ -84,4 +83,3 @@ class Pins:
         users = list(value.users)
         pin = self._scope.insert_pin(producer.slot + 1, [value], [], producer.payload)
         self._scope.graph.rewire(value, pin.outputs[0], users, outputs=True)
-        self._scope.graph.settle(pin)
