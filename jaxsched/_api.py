@@ -6,6 +6,8 @@ from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
 from jaxsched._before import collecting, replay
 from jaxsched._errors import ScheduleError, message
@@ -132,8 +134,10 @@ def _hold_static(fun: Any, arguments: Any) -> tuple[Any, Any]:
     return jax.tree.unflatten(tree, held), call
 
 
+# Not whatever has a shape and a dtype: a user's class may have both and be no array.
+_ARRAYS = (jax.Array, Tracer, jax.Ref, jax.ShapeDtypeStruct, np.ndarray, np.generic)
+
+
 def _is_array(leaf: Any) -> bool:
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None or not hasattr(leaf, "shape"):
-        return False
-    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, jnp.bool_, jax.dtypes.extended))
+    kinds = (jnp.number, jnp.bool_, jax.dtypes.extended)
+    return isinstance(leaf, _ARRAYS) and any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds)
