@@ -6,6 +6,12 @@ from jaxsched._hlo import _copies
 from jaxsched._hlo._text import parse
 
 
+def text(program):
+    found = program.as_text()
+    assert found is not None
+    return found
+
+
 def compiled(fun, *args, **options):
     """`fun` under `jit` with these options, compiled for `args`."""
     return jax.jit(fun, **options).lower(*args).compile()
@@ -13,7 +19,7 @@ def compiled(fun, *args, **options):
 
 def copied_bytes(program, buffer):
     """The bytes in copies of at least half of `buffer`: those of counters and rows do not count."""
-    return _copies.copied_bytes(program.as_text(), buffer.nbytes // 2)
+    return _copies.copied_bytes(text(program), buffer.nbytes // 2)
 
 
 def temp_bytes(program):
@@ -25,7 +31,7 @@ def control_edges(program):
 
     A fusion does several of them at once.
     """
-    module = parse(program.as_text())
+    module = parse(text(program))
     edges = _copies.control_edges(module)
     return [(_operations(module, first), _operations(module, second)) for _, first, second in edges]
 

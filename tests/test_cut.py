@@ -174,28 +174,32 @@ def test_the_sums_are_pinned_and_not_the_product_that_they_came_from():
     graph, last, write = line(4_000_000, 4_000_000, 4_000, 4_000_000)
     graph.add_node("use", [last, write.outputs[0]], [Value("used", 1)])
     cut = choose_cut(graph, [graph.nodes[0]], [], [write])
-    assert cut is not None and (list(cut.values), cut.cost) == ([graph.nodes[2].outputs[0]], 4000)
+    assert cut is not None
+    assert (list(cut.values), cut.cost) == ([graph.nodes[2].outputs[0]], 4000)
 
 
 def test_of_equal_cuts_the_one_nearest_to_the_reads_is_taken():
     graph, last, write = line(8, 8, 8)
     graph.add_node("use", [last, write.outputs[0]], [Value("used", 1)])
     cut = choose_cut(graph, [graph.nodes[0]], [], [write])
-    assert cut is not None and list(cut.values) == [graph.nodes[0].outputs[0]]
+    assert cut is not None
+    assert list(cut.values) == [graph.nodes[0].outputs[0]]
 
 
 def test_an_output_costs_nothing():
     graph, last, write = line(1, 4000)
     graph.set_outputs([last])
     cut = choose_cut(graph, [graph.nodes[0]], [], [write])
-    assert cut is not None and (list(cut.values), cut.cost) == ([last], 0)
+    assert cut is not None
+    assert (list(cut.values), cut.cost) == ([last], 0)
 
 
 def test_a_value_that_cannot_be_kept_is_not_pinned():
     graph, last, write = line(FOREVER, 4)
     graph.add_node("use", [last, write.outputs[0]], [Value("used", 1)])
     cut = choose_cut(graph, [graph.nodes[0]], [], [write])
-    assert cut is not None and list(cut.values) == [last]
+    assert cut is not None
+    assert list(cut.values) == [last]
     graph.set_outputs([graph.nodes[0].outputs[0]])
     assert choose_cut(graph, [graph.nodes[0]], [], [write]) is None
 
@@ -207,11 +211,13 @@ def test_a_read_that_feeds_the_write_is_cut_off_from_it():
     scaled = graph.add_node("scaled", [row.outputs[0]], [Value("scaled", 10)])
     write = graph.add_node("write", [buffer, scaled.outputs[0]], [Value("written", 100)])
     cut = choose_cut(graph, [row], [], [write])
-    assert cut is not None and cut.values == {row.outputs[0]: [scaled]}
+    assert cut is not None
+    assert cut.values == {row.outputs[0]: [scaled]}
 
 
 def test_a_region_that_is_too_large_to_search_still_gets_a_legal_cut():
     graph, last, write = line(*[8] * 300, 1)
     graph.add_node("use", [last, write.outputs[0]], [Value("used", 1)])
     cut = choose_cut(graph, [graph.nodes[0]], [], [write])
-    assert cut is not None and list(cut.values) == [graph.nodes[0].outputs[0]]
+    assert cut is not None
+    assert list(cut.values) == [graph.nodes[0].outputs[0]]

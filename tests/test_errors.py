@@ -1,6 +1,7 @@
 """Every illegal use of the API says what is wrong, where, and what would be legal."""
 
 import inspect
+import itertools
 import re
 import subprocess
 import sys
@@ -65,7 +66,8 @@ def call(request):
 
 
 def test_the_public_errors_are_of_the_package():
-    assert issubclass(CycleError, ScheduleError) and issubclass(ScheduleError, ValueError)
+    assert issubclass(CycleError, ScheduleError)
+    assert issubclass(ScheduleError, ValueError)
     assert {ScheduleError.__module__, CycleError.__module__} == {"jaxsched"}
     assert jaxsched.ScheduleError.__qualname__ == "ScheduleError"
 
@@ -479,9 +481,7 @@ def cycle(fun, steps):
     described.append(described[0])
     return r".*?\n.*?".join(
         rf"`{primitive}` \({line}[^\n]*\) before `{after}` \({behind}[^\n]*\): {kind}"
-        for (line, primitive, kind), (behind, after, _) in zip(
-            described[:-1], described[1:], strict=True
-        )
+        for (line, primitive, kind), (behind, after, _) in itertools.pairwise(described)
     )
 
 
@@ -663,9 +663,11 @@ def test_a_jax_that_is_too_old_does_not_import():
     with pytest.raises(ImportError) as raised:
         check_version("0.10.2")
     wrong, where, legal = str(raised.value).split("\n")
-    assert "jax >= 0.11.1" in wrong and "0.10.2" in wrong
+    assert "jax >= 0.11.1" in wrong
+    assert "0.10.2" in wrong
     assert where == "  where: import jaxsched"
-    assert "pip install" in legal and "0.11.1" in legal
+    assert "pip install" in legal
+    assert "0.11.1" in legal
 
 
 @pytest.mark.parametrize("version", ["0.9.9", "0.11.0", "0.10.2.dev20250101", "0.11"])
@@ -725,5 +727,5 @@ def test_a_result_that_is_no_array():
     def name(x):
         return "x"
 
-    with pytest.raises(TypeError, match="name at .* returned a value of type <class 'str'>"):
+    with pytest.raises(TypeError, match=r"name at .* returned a value of type <class 'str'>"):
         name(jnp.array(X))

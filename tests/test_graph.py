@@ -242,4 +242,5 @@ def test_a_long_chain_turns_around():
         assert graph.add_edge(Edge("declared", earlier, later)) is None
     assert [node.payload for node in graph.ordered()] == list(range(200))[::-1]
     path = graph.add_edge(Edge("declared", graph.nodes[0], graph.nodes[-1]))
-    assert path is not None and len(path) == 199
+    assert path is not None
+    assert len(path) == 199

@@ -11,7 +11,7 @@ from jax.interpreters import ad
 
 from jaxsched._hlo._control import MARK_KEY, mark
 from jaxsched._pin import pin_p
-from tests.hlo import compiled
+from tests.hlo import compiled, text
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 V = np.linspace(-1, 1, 4, dtype=np.float32)
@@ -143,7 +143,8 @@ def test_zeros_stay_symbolic():
         return tangents[0]
 
     jax.make_jaxpr(fun)(X, V)
-    assert seen[1] is ad.Zero and seen[0] is not ad.Zero
+    assert seen[1] is ad.Zero
+    assert seen[0] is not ad.Zero
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
@@ -182,8 +183,8 @@ def _is_key(array):
 
 
 def test_a_pin_is_lowered_to_one_marked_barrier():
-    text = jax.jit(lambda x, v: pin(x, v)).lower(X, V).as_text()
-    [line] = [line for line in text.splitlines() if "optimization_barrier" in line]
+    lowered = jax.jit(lambda x, v: pin(x, v)).lower(X, V).as_text()
+    [line] = [line for line in lowered.splitlines() if "optimization_barrier" in line]
     assert f'{MARK_KEY} = "{mark(1, 2)}"' in line
     assert "tensor<3x4xf32>, tensor<4xf32>" in line
 
@@ -192,7 +193,7 @@ def test_a_pinned_argument_keeps_its_sharding():
     mesh = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Explicit,))
     rows = jax.NamedSharding(mesh, jax.P("rows"))
     x = jax.device_put(np.ones((8, 4), np.float32), rows)
-    y, v = jax.jit(lambda x, v: pin(x, v))(x, jax.device_put(V, jax.NamedSharding(mesh, jax.P())))
+    y, _ = jax.jit(lambda x, v: pin(x, v))(x, jax.device_put(V, jax.NamedSharding(mesh, jax.P())))
     assert y.sharding.is_equivalent_to(rows, 2)
     assert jax.typeof(y).sharding.spec == jax.P("rows", None)
 
@@ -200,12 +201,13 @@ def test_a_pinned_argument_keeps_its_sharding():
 def test_eager_results_are_the_given_arrays():
     x, v = jnp.array(X), jnp.array(V)
     y, w = pin(x, v)
-    assert (y is x) and (w is v)
+    assert y is x
+    assert w is v
 
 
 def test_a_pin_without_users_is_removed():
     program = compiled(lambda x, v: (pin(x, v), x + 1)[1], X, V)
-    assert "opt-barrier" not in program.as_text()
+    assert "opt-barrier" not in text(program)
     np.testing.assert_array_equal(program(X, V), X + 1)
 
 

@@ -13,7 +13,7 @@ from jax import lax
 from jaxsched import before, scheduled
 from jaxsched._hlo._text import parse
 from jaxsched._jax import user_line
-from tests.hlo import compiled
+from tests.hlo import compiled, text
 
 X = np.arange(400, dtype=np.float32).reshape(20, 20)
 
@@ -131,7 +131,7 @@ def test_no_line_points_into_the_package(fun):
 @programs
 def test_the_compiled_program_names_the_lines_of_the_user(fun):
     program = compiled(scheduled(fun), X, donate_argnums=0)
-    module = parse(program.as_text())
+    module = parse(text(program))
     places = set()
     for computation in module.computations.values():
         for instruction in computation.instructions:
@@ -143,8 +143,8 @@ def test_the_compiled_program_names_the_lines_of_the_user(fun):
 
 
 def stacks(fun):
-    text = jax.jit(fun).lower(X).as_text(debug_info=True)
-    names = re.findall(r'loc\("([^"]*)"\(', text)
+    lowered = jax.jit(fun).lower(X).as_text(debug_info=True)
+    names = re.findall(r'loc\("([^"]*)"\(', lowered)
     return {name for name in names if not name.endswith(("/pin", "/jit"))}
 
 
@@ -260,7 +260,7 @@ def test_an_error_of_before_ends_in_the_line_that_called_it():
         before(y)  # called
         return y
 
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError, match="two or more values") as raised:
         jax.jit(scheduled(fun))(jnp.array(X))
     users = [f for f in traceback.extract_tb(raised.value.__traceback__) if f.filename == __file__]
     assert users[-1].line == "before(y)  # called"
