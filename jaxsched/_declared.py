@@ -9,10 +9,10 @@ from jax.core import Tracer
 
 from jaxsched._errors import CycleError, ScheduleError, message
 from jaxsched._graph import Edge, Node, Value
-from jaxsched._hazards import held_operands, root
 from jaxsched._jax import JaxprEqn, Literal, user_line
 from jaxsched._scope import Marker, Scope
 from jaxsched._updates import ScopeKind, is_view, updates
+from jaxsched._writes import held_operands, root
 
 __all__ = ["TOP", "Declared", "declare"]
 

@@ -1,7 +1,6 @@
 """Constraints: which reads of a buffer XLA might run after the write, or fuse into it."""
 
 import dataclasses
-from typing import Any
 
 from jaxsched._graph import Edge, Graph, Node, Value
 from jaxsched._jax import Literal
@@ -17,35 +16,34 @@ from jaxsched._updates import (
     same_type,
     updates,
 )
+from jaxsched._writes import (
+    Lineages,
+    Write,
+    find_writes,
+    held_operands,
+    is_a,
+    is_same_window,
+    root,
+    uses_of,
+)
 
-__all__ = ["Findings", "Hazard", "Unavoidable", "Write", "find_hazards", "held_operands", "root"]
+__all__ = ["Findings", "Hazard", "Unavoidable", "find_hazards"]
 
 _SEARCH = 256  # steps after which a path counts as not found; keeps planning linear
-_LINEAGES = 4
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Write:
-    """`node` reuses the memory of its operand `operand` for its result `result`.
-
-    `last` is where that is sure to be done: `node` itself, or, where it is arithmetic that XLA may
-    fuse with the arithmetic behind it, the last equation which can be fused.
-    """
-
-    node: Node
-    operand: int
-    result: int
-    last: Node
-    arithmetic: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hazard:
-    """`readers` read what `write` overwrites, and nothing makes XLA finish them first."""
+    """`readers` read memory that `target` overwrites, and nothing makes XLA finish them first.
 
-    write: Write
-    buffer: Value
+    `held` are the operands (node, number) through which `target` can be made to wait, and `nbytes`
+    is what the copy costs that XLA makes otherwise.
+    """
+
+    target: Node
+    held: list[tuple[Node, int]]
     readers: list[Node]
+    nbytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,16 +65,9 @@ class Findings:
     alone: list[Value]
 
 
-def root(value: Value) -> Value:
-    """The value whose memory `value` only views."""
-    while (node := value.producer) is not None and is_view(node.payload):
-        value = node.inputs[0]
-    return value
-
-
 def find_hazards(scope: Scope, kind: ScopeKind, *, infer: bool) -> Findings:
     """What has to be pinned in a scope; with `infer`, its inferred edges are added to the graph."""
-    buffers = _writes(scope, kind)
+    buffers, lineages = find_writes(scope, kind)
     alone = [*_viewed_operands(buffers), *_lingering(buffers)]
     found = Findings([], [], list(dict.fromkeys(alone)))
     if infer:
@@ -84,6 +75,7 @@ def find_hazards(scope: Scope, kind: ScopeKind, *, infer: bool) -> Findings:
         # The conflicts are what the data alone order; so all of them are found before any edge.
         for conflict in [_Conflict(scope.graph, *each) for each in buffers.items()]:
             _resolve(scope.graph, conflict, fixed, found)
+        found.hazards.extend(_recycled(scope, kind, lineages))
     return found
 
 
@@ -99,7 +91,7 @@ def _resolve(graph: Graph, conflict: "_Conflict", fixed: set[Value], found: Find
     else:
         why = None
         if conflict.risky:
-            found.hazards.append(Hazard(conflict.keeper, conflict.buffer, conflict.risky))
+            found.hazards.append(conflict.hazard())
     for write in conflict.writes:
         if write.arithmetic:
             continue  # its result is a new array then, and no copy
@@ -117,11 +109,15 @@ class _Conflict:
     def __init__(self, graph: Graph, buffer: Value, writes: list[Write]):
         self.buffer = buffer
         self.writes = writes
-        uses, self.returned = _uses(buffer)
+        uses, self.returned = uses_of(buffer)
         self.keeper = _keeper(graph, writes)
-        apart = {node for node, _ in held_operands(self.keeper.node, self.keeper.operand)}
+        self.held = held_operands(self.keeper.node, self.keeper.operand)
+        apart = {node for node, _ in self.held}
         self.readers = [node for node in uses if node not in apart]
         self.risky = [node for node in self.readers if _is_hazard(graph, node, self.keeper)]
+
+    def hazard(self) -> Hazard:
+        return Hazard(self.keeper.node, self.held, self.risky, self.buffer.nbytes)
 
     def order(self, graph: Graph) -> Node | None:
         """Orders every reader before the write, or returns one that has to run after it."""
@@ -130,46 +126,6 @@ class _Conflict:
             if graph.add_edge(Edge("inferred", reader, self.keeper.node)) is not None:
                 return reader
         return None
-
-
-def held_operands(write: Node, operand: int) -> list[tuple[Node, int]]:
-    """The operands (node, number) through which a write takes its buffer.
-
-    A slice that only feeds the update of the very window it reads is one kernel with the update.
-    """
-    uses = write.inputs[operand].users
-    return [(write, operand), *((node, 0) for node in uses if _is_same_window(node, write))]
-
-
-def _is_same_window(reader: Node, write: Node) -> bool:
-    """Whether a slice reads just the window that the write updates, and for that write alone."""
-    if not (_is(reader, "dynamic_slice") and _is(write, "dynamic_update_slice")):
-        return False
-    starts = zip(reader.inputs[1:], write.inputs[2:], strict=True)
-    window = write.inputs[1]
-    if not all(_equal(a, b) for a, b in starts) or not same_type(reader.outputs[0].key, window.key):
-        return False
-    todo = [reader.outputs[0]]
-    for value in todo:
-        for user in value.users:
-            if user is write and value is window and value is not write.inputs[0]:
-                continue
-            if not is_elementwise(user.payload) or not same_type(user.outputs[0].key, window.key):
-                return False
-            todo.append(user.outputs[0])
-        if value.is_output or len(todo) > _SEARCH:
-            return False
-    return True
-
-
-def _is(node: Node, primitive: str) -> bool:
-    return node.payload.primitive.name == primitive
-
-
-def _equal(a: Value, b: Value) -> bool:
-    if isinstance(a.key, Literal) and isinstance(b.key, Literal):
-        return bool(a.key.val == b.key.val)
-    return a is b
 
 
 def _keeper(graph: Graph, writes: list[Write]) -> Write:
@@ -211,21 +167,6 @@ def _destination(write: Write, places: dict[Value, int]) -> int:
     return best
 
 
-def _uses(buffer: Value) -> tuple[list[Node], bool]:
-    """The equations that read a buffer, through views too; whether the scope returns it."""
-    uses: dict[Node, None] = {}
-    returned = False
-    todo = [buffer]
-    for value in todo:
-        returned |= value.is_output
-        for user in value.users:
-            if is_view(user.payload):
-                todo.extend(user.outputs)
-            else:
-                uses[user] = None
-    return list(uses), returned
-
-
 def _is_hazard(graph: Graph, reader: Node, write: Write) -> bool:
     """Whether XLA may read the buffer late: after the write, or in one kernel with it.
 
@@ -265,77 +206,6 @@ def _fusible_path(reader: Node, last: Node) -> bool:
     return False
 
 
-def _writes(scope: Scope, kind: ScopeKind) -> dict[Value, list[Write]]:
-    """Every buffer that is overwritten -> by what, in source order."""
-    writes: dict[Value, list[Write]] = {}
-    for write in [*_updates(scope.graph), *_arithmetic(scope, kind)]:
-        buffer = root(write.node.inputs[write.operand])
-        if buffer.nbytes > SMALL:
-            writes.setdefault(buffer, []).append(write)
-    return writes
-
-
-def _updates(graph: Graph) -> list[Write]:
-    return [
-        Write(node, operand, result, node)
-        for node in graph.nodes
-        for operand, result in updates(node.payload)
-    ]
-
-
-def _arithmetic(scope: Scope, kind: ScopeKind) -> list[Write]:
-    """The arithmetic that updates an input of the scope as a whole: x = x - outer(c, r).
-
-    It counts only where the result leaves the scope in that input's place; otherwise the result of
-    every sum would be taken for an update of one of its terms.
-    """
-    lineages = _lineages(scope)
-    found: dict[int, Write] = {}
-    claimed: set[int] = set()
-    for result, value in enumerate(scope.graph.outputs):
-        for source, write in lineages.get(value, ()):
-            if source in claimed or not kind.may_become(source, result):
-                continue
-            claimed.add(source)
-            if write is not None:
-                if write.last is write.node:
-                    write.last = root(value).producer or write.node
-                found[id(write)] = write
-            break
-    return list(found.values())
-
-
-def _lineages(scope: Scope) -> dict[Value, list[tuple[int, Write | None]]]:
-    """Value -> the inputs whose memory it may have, each with the first arithmetic on the way."""
-    lineages: dict[Value, list[tuple[int, Write | None]]] = {
-        value: [(i, None)] for i, value in enumerate(scope.inputs) if value.nbytes > SMALL
-    }
-    for node in scope.graph.nodes:
-        eqn = node.payload
-        if is_view(eqn):
-            _extend(lineages, node.inputs[0], node.outputs[0])
-        elif is_elementwise(eqn):
-            for i, value in enumerate(node.inputs):
-                if value in lineages and same_type(value.key, node.outputs[0].key):
-                    first = Write(node, i, 0, node, arithmetic=True)
-                    _extend(lineages, value, node.outputs[0], first)
-        else:
-            for operand, result in updates(eqn):
-                source = node.inputs[operand]
-                for _, write in lineages.get(source, ()):
-                    if write is not None and write.last is write.node:
-                        write.last = node
-                _extend(lineages, source, node.outputs[result])
-    return lineages
-
-
-def _extend(lineages: Any, source: Value, target: Value, first: Write | None = None) -> None:
-    if source in lineages:
-        known = lineages.setdefault(target, [])
-        for origin, write in lineages[source][: _LINEAGES - len(known)]:
-            known.append((origin, write or first))
-
-
 def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
     """Written values that stay in memory while something else reads them.
 
@@ -356,9 +226,9 @@ def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
         producer = value.producer
         if producer is None or not (updates(producer.payload) or _is_duplicated(producer)):
             continue
-        uses, returned = _uses(value)
+        uses, returned = uses_of(value)
         overwriting = {each.node for each in buffers.get(value, ())}
-        overwriting |= {user for user in uses for w in [*overwriting] if _is_same_window(user, w)}
+        overwriting |= {user for user in uses for w in [*overwriting] if is_same_window(user, w)}
         if not (returned or overwriting):
             continue
         readers = (user for user in uses if user not in overwriting)
@@ -401,4 +271,78 @@ def _is_duplicated(node: Node) -> bool:
 
 
 def _is_broadcast(value: Value) -> bool:
-    return value.producer is not None and _is(value.producer, "broadcast_in_dim")
+    return value.producer is not None and is_a(value.producer, "broadcast_in_dim")
+
+
+def _recycled(scope: Scope, kind: ScopeKind, lineages: Lineages) -> list[Hazard]:
+    """Inputs whose memory an output takes over that is not computed from them in place.
+
+    XLA puts the output of a loop body, or the first output of a donated argument's type, into the
+    input's memory. Where that output starts as a new array (the cotangent in a gradient), it may
+    not be started while the input is still in use.
+    """
+    hazards = []
+    for source, result in _takeovers(scope, kind, lineages):
+        value, memory = scope.inputs[source], scope.graph.outputs[result]
+        origin = _origin(memory).producer
+        uses = _uses_of_memory(value)
+        if origin is None or uses is None or origin in uses:
+            continue
+        held = [(origin, i) for i, v in enumerate(origin.inputs) if not isinstance(v.key, Literal)]
+        readers = [node for node in uses if not scope.graph.depends_on(origin, node, _SEARCH)]
+        paths = (scope.graph.add_edge(Edge("inferred", reader, origin)) for reader in readers)
+        if held and readers and all(path is None for path in paths):
+            hazards.append(Hazard(origin, held, readers, value.nbytes))
+    return hazards
+
+
+def _takeovers(scope: Scope, kind: ScopeKind, lineages: Lineages) -> list[tuple[int, int]]:
+    """The pairs (input, output) that share memory without being one buffer in the program."""
+    outputs = scope.graph.outputs
+    if kind.carry is not None:
+        pairs = [(kind.fixed + i, i) for i in range(kind.carry)]
+    else:
+        inputs = scope.inputs[kind.fixed :]
+        pairs = [
+            (kind.fixed + i, next((j for j, out in enumerate(outputs) if _alike(out, value)), -1))
+            for i, value in enumerate(inputs)
+            if sum(_alike(value, other) for other in inputs) == 1
+        ]
+    return [
+        (source, result)
+        for source, result in pairs
+        if result >= 0 and scope.inputs[source].nbytes > SMALL and outputs[result] not in lineages
+    ]
+
+
+def _alike(a: Value, b: Value) -> bool:
+    return not isinstance(a.key, Literal) and same_type(a.key, b.key)
+
+
+def _origin(value: Value) -> Value:
+    """Where the memory of a value was first written."""
+    while (node := (value := root(value)).producer) is not None:
+        number = node.outputs.index(value)
+        source = next((i for i, out in updates(node.payload) if out == number), None)
+        if source is None:
+            break
+        value = node.inputs[source]
+    return value
+
+
+def _uses_of_memory(value: Value) -> list[Node] | None:
+    """All that reads or overwrites a value's memory; None where an output still needs it."""
+    uses: dict[Node, None] = {}
+    todo = [value]
+    for version in todo:
+        here, returned = uses_of(version)
+        if returned or len(todo) > _SEARCH:
+            return None
+        uses.update(dict.fromkeys(here))
+        todo += [
+            node.outputs[result]
+            for node in here
+            for operand, result in updates(node.payload)
+            if root(node.inputs[operand]) is version
+        ]
+    return list(uses)

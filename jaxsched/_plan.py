@@ -7,7 +7,7 @@ from typing import Any
 from jaxsched._before import marker_effect
 from jaxsched._declared import TOP, declare
 from jaxsched._errors import ScheduleError, message
-from jaxsched._hazards import find_hazards, held_operands
+from jaxsched._hazards import find_hazards
 from jaxsched._jax import Jaxpr, JaxprEqn, scopes_of, user_line
 from jaxsched._pins import Pins
 from jaxsched._scope import Scope
@@ -60,9 +60,7 @@ def _plan_scope(jaxpr: Jaxpr, kind: ScopeKind, options: Options, *, compiled: bo
     if active:
         found = find_hazards(scope, kind, infer=options.infer)
         for hazard in found.hazards:
-            write = hazard.write
-            held = held_operands(write.node, write.operand)
-            pins.want(write.node, held, hazard.readers, limit=hazard.buffer.nbytes)
+            pins.want(hazard.target, hazard.held, hazard.readers, limit=hazard.nbytes)
         pins.want_alone(found.alone)
     placed = active and pins.place()
     if placed or nested or scope.markers or scope.rewritten:

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from jaxsched._cut import FOREVER, Network
 from jaxsched._graph import Graph, Node, Value
+from jaxsched._updates import is_materialized
 
 __all__ = ["Cut", "choose_cut"]
 
@@ -32,8 +33,8 @@ def choose_cut(
     Every node that `readers` feed is put on one of two sides: finished before the pin, or started
     after it. Before are the readers and what is `needed` for the pin itself; after are `later` (the
     write), all that depends on it and the outputs of the scope; what a node before needs is before.
-    The cut is made of the values that are produced before and used after. An output is in memory
-    anyway and costs nothing. None where there is no such cut.
+    The cut is made of the values that are produced before and used after. What is in memory anyway
+    (an output, the result of a product or a loop) costs nothing. None where there is no such cut.
     """
     before, cost = _before_side(graph, readers, needed, later)
     if before is None:
@@ -100,4 +101,8 @@ def _derived(
 
 
 def _cost(value: Value) -> int:
-    return 0 if value.is_output and value.nbytes < FOREVER else value.nbytes
+    if value.nbytes >= FOREVER:
+        return value.nbytes
+    producer = value.producer
+    in_memory = value.is_output or (producer is not None and is_materialized(producer.payload))
+    return 0 if in_memory else value.nbytes

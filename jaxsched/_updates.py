@@ -99,7 +99,10 @@ def is_view(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in _VIEWS
 
 
-def is_materialized(eqn: JaxprEqn) -> bool:
+def is_materialized(eqn: Any) -> bool:
+    """Whether XLA computes the results in a kernel of their own."""
+    if not isinstance(eqn, JaxprEqn):
+        return False
     return eqn.primitive.name in _MATERIALIZED or eqn.primitive.name in _CALLS
 
 

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
-from jaxsched._hlo._text import Computation, Instruction, Module
+from jaxsched._hlo._text import Computation, HloTextError, Instruction, Module
 
 
 class Place(NamedTuple):
@@ -145,7 +145,7 @@ class Flow:
 
     def origin(self, computation: Computation, place: Place) -> Place:
         """The place where the value at `place` was made: a parameter, a constant, an operation."""
-        while True:
+        for _ in computation.instructions:
             instruction = computation[place.name]
             operands = instruction.operands
             if instruction.opcode == "get-tuple-element":
@@ -160,6 +160,8 @@ class Flow:
                 place = Place(operands[0])
             else:
                 return place
+        what = f"the operands of {place.name} lead back to it in computation {computation.name}"
+        raise HloTextError(what, computation.line)
 
     def uses(self, computation: Computation, start: Place) -> list[Use]:
         """Every use of the value at `start` that is no mere copy or view, in no special order."""

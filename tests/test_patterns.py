@@ -1,0 +1,71 @@
+"""Every benchmark program, scheduled: right results, no copy that an order can avoid, edges held."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.programs import ALL
+from benchmarks.programs._program import fresh
+from jaxsched import before, scheduled
+from jaxsched._hlo._copies import control_edges, copied_bytes
+from jaxsched._hlo._text import parse
+
+HAZARDS = [p for p in ALL.values() if p.hazard]
+GUARDS = [p for p in ALL.values() if p.category == "guard"]
+
+
+@functools.cache
+def run(name, way):
+    """One program, compiled in one way: its text, its memory, and whether its results are right."""
+    program = ALL[name]
+    declare = {"declared": {"before": before}}.get(way, {})
+    function, arguments = program.build(**declare, small=way == "small")
+    if way != "plain":
+        function = scheduled(function)
+    compiled = jax.jit(function, donate_argnums=program.donate).lower(*arguments).compile()
+    expected = program.reference(*arguments)
+    results = compiled(*fresh(arguments))
+    for result, wanted in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(result), wanted, rtol=program.tolerance, atol=program.tolerance
+        )
+    copied = copied_bytes(compiled.as_text(), program.buffer_bytes(arguments) // 2)
+    return compiled, copied, program.buffer_bytes(arguments)
+
+
+@pytest.mark.parametrize("way", ["inferred", "declared"])
+@pytest.mark.parametrize("name", list(ALL))
+def test_results_and_copies(name, way):
+    _, copied, size = run(name, way)
+    assert copied <= ALL[name].unavoidable * size
+
+
+@pytest.mark.parametrize("name", [p.name for p in HAZARDS])
+def test_an_edge_goes_from_a_read_to_the_write(name):
+    compiled, _, _ = run(name, "inferred")
+    module = parse(compiled.as_text())
+    edges = control_edges(module)
+    assert edges, "no control edge in the compiled module"
+    for computation, read, write in edges:
+        order = [instruction.name for instruction in computation.instructions]
+        assert order.index(read.name) < order.index(write.name)
+
+
+@pytest.mark.parametrize("name", [p.name for p in ALL.values() if p.ordered or p.temp_goal])
+def test_a_declared_order_is_kept(name):
+    compiled, _, size = run(name, "declared")
+    program = ALL[name]
+    if program.ordered is not None:
+        assert program.ordered(compiled.as_text())
+    if program.temp_goal is not None:
+        assert compiled.memory_analysis().temp_size_in_bytes <= program.temp_goal * size
+
+
+@pytest.mark.parametrize("name", [p.name for p in GUARDS])
+def test_a_program_without_a_hazard_is_left_as_it_is(name):
+    function, arguments = ALL[name].build(small=True)
+    assert str(jax.make_jaxpr(scheduled(function))(*arguments)) == str(
+        jax.make_jaxpr(function)(*arguments)
+    )
