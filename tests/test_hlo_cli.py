@@ -176,6 +176,22 @@ def test_a_file_that_lost_a_line_is_read_or_refused(path, tmp_path, capsys):
     assert codes == {0, 2}
 
 
+def test_a_file_with_a_damaged_number(tmp_path, capsys):
+    path = tmp_path / "damaged.txt"
+    path.write_text(SEED.read_text().replace("%copy = f32[64,64]", "%copy = f32[64,b4]"))
+    what, where = refused(capsys, path)
+    assert what.startswith("error: the text contradicts itself: ")
+    assert where == f"  where: {path}"
+
+
+def test_a_file_whose_instructions_run_in_a_circle(tmp_path, capsys):
+    path = tmp_path / "circle.txt"
+    path.write_text(SEED.read_text().replace("copy(%x.1)", "copy(%copy)"))
+    what, _ = refused(capsys, path)
+    assert "the operands of copy" in what
+    assert "lead back to it in computation main.2" in what
+
+
 def test_one_bad_file_does_not_hide_the_others(tmp_path, capsys):
     assert main([str(tmp_path / "missing.txt"), str(SEED)]) == 2
     out, err = capsys.readouterr()

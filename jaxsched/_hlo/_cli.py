@@ -42,6 +42,12 @@ def main(argv: list[str]) -> int:
                 failed = True
                 progress.clear()
                 _complain(error.what, f"{name}, line {error.line}", error.legal)
+            except (IndexError, ValueError) as error:
+                # Shapes, operands and attributes are read late: a damaged one shows only here.
+                failed = True
+                progress.clear()
+                legal = "text as XLA writes it, not edited and not damaged"
+                _complain(f"the text contradicts itself: {error}", name, legal)
             except OSError as error:
                 failed = True
                 progress.clear()
