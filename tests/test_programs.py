@@ -83,9 +83,10 @@ def test_register_is_sane():
     assert {p.source for p in found if p.category == "guard"} == {""}
     for p in found:
         assert re.fullmatch(r"([\w-]+/[\w-]+#\d+)?", p.source)
-        assert p.summary.endswith(".") and p.small
+        assert p.summary.endswith(".")
+        assert p.small
         assert not (p.hazard and p.category == "guard")
-        assert p.hazard or not p.lines("write")
+        assert p.lines("write") or not p.hazard
 
 
 def test_select_matches_names():

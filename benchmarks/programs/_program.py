@@ -45,7 +45,7 @@ class Program:
     small: Mapping[str, int] = field(default_factory=dict)  # sizes for quick tests
     donate: tuple[int, ...] = (0,)
     tolerance: float = 1e-5  # relative and absolute
-    hazard: bool = True  # a version of some buffer is read and then overwritten
+    hazard: bool = True  # XLA could read a buffer after its write, or in one kernel with it
     by_hand: bool = True  # the source says where barriers go
     ref: Fun | None = None  # the same function on jax.new_ref
     numba: bool = False  # `numpy` is a loop that numba compiles

@@ -130,7 +130,14 @@ def lbfgs_step_numpy(history, gradient, start):
     return history, direction
 
 
-@program(lbfgs_step_numpy, "google/jaxopt#153", tolerance=1e-3, small={"memory": 4, "n": 50})
+# A loop reads the histories, and its results are in memory before the write that needs them.
+@program(
+    lbfgs_step_numpy,
+    "google/jaxopt#153",
+    tolerance=1e-3,
+    hazard=False,
+    small={"memory": 4, "n": 50},
+)
 def lbfgs_step(before, barrier, memory=12, n=40_000):
     """The two loops of L-BFGS read a circular history, then the oldest pair is overwritten."""
 

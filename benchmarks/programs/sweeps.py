@@ -222,6 +222,7 @@ def simulate_path_numpy(x, shocks):
     simulate_path_numpy,
     "jax-ml/jax#40101",
     numba=True,
+    hazard=False,  # a scalar is carried, nothing is read back
     tolerance=1e-4,
     small={"n": 100, "steps": 60},
 )
