@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -28,6 +29,7 @@ _PACKED = re.compile(r"E\((\d+)\)")
 COMMENT = re.compile(r"/\*.*?\*/")
 
 
+@lru_cache(4096)  # few shapes make up a program
 def parse_shape(text: str) -> Shape:
     """Parse a shape such as `(f32[2,3]{1,0:T(8,128)}, s4[8]{0:E(4)}, token[])`.
 
