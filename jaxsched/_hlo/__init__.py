@@ -1,0 +1,1 @@
+"""The compiled side: reading HLO modules, and writing the schedule into them."""
