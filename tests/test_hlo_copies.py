@@ -397,6 +397,21 @@ def test_loops_and_calls_around_a_copy():
     assert found["c"].forced_by is module["body"]["s"]
 
 
+def test_a_carry_that_the_loop_leaves_alone_is_the_same_buffer():
+    text = CALLS.replace("tuple(n, w)", "tuple(n, v)").replace(
+        "ROOT t = (f32[64]{0}) tuple(g)",
+        """one.1 = f32[1]{0} constant({1})
+  last = f32[64]{0} copy(g)
+  u.1 = f32[64]{0} dynamic-update-slice(last, one.1, zero.1)
+  r = f32[64]{0} negate(x)
+  ROOT t = (f32[64]{0}, f32[64]{0}) tuple(u.1, r)""",
+    )
+    module = parse(text)
+    (copy,) = [copy for copy in copies(module) if copy.instruction.name == "last"]
+    assert copy.buffer is module.entry["x"]
+    assert copy.later_readers == (module.entry["r"],)
+
+
 def test_causes_are_sentences():
     for cause in Cause:
         assert re.fullmatch(r"[A-Z].*\.", str(cause))
