@@ -11,6 +11,9 @@ from typing import Any, Literal
 
 __all__ = ["Edge", "Graph", "Node", "Value"]
 
+# Ranks are exact in a float, for up to 16 million nodes.
+_STEP = 2.0**-24
+
 Kind = Literal["data", "declared", "inferred"]
 
 
@@ -34,14 +37,13 @@ class Value:
 class Node:
     """One equation."""
 
-    __slots__ = ("incoming", "inputs", "outgoing", "outputs", "payload", "rank", "slot")
+    __slots__ = ("incoming", "inputs", "outgoing", "outputs", "payload", "rank")
 
-    def __init__(self, payload: Any, inputs: list[Value], outputs: list[Value], slot: int):
+    def __init__(self, payload: Any, inputs: list[Value], outputs: list[Value], rank: float):
         self.payload = payload
         self.inputs = inputs
         self.outputs = outputs
-        self.slot = slot  # where the node was added
-        self.rank = slot  # where it stands now
+        self.rank = rank
         self.incoming: list[Edge] = []
         self.outgoing: list[Edge] = []
 
@@ -59,31 +61,26 @@ class Edge:
 class Graph:
     """The nodes of one scope (a function, a loop body or a branch) and the order between them."""
 
-    # Every node leaves a slot free for a pin in front of it and one for a pin behind it.
-    SPACING = 4
-
     def __init__(self):
         self.nodes: list[Node] = []
         self.inputs: list[Value] = []
         self.outputs: list[Value] = []
 
     def add_node(
-        self,
-        payload: Any,
-        inputs: Sequence[Value],
-        outputs: list[Value],
-        slot: int | None = None,
+        self, payload: Any, inputs: Sequence[Value], outputs: list[Value], *, inserted: bool = False
     ) -> Node:
-        """Adds a node without users, at the end or from a free slot on."""
-        node = Node(payload, list(inputs), outputs, slot or self.SPACING * (len(self.nodes) + 1))
+        """Adds a node: at the end, or, if `inserted`, right behind the last of its inputs."""
+        rank = float(len(self.nodes) + 1)
+        if inserted:
+            # Small enough steps to stay below the next node, and each larger than all before it.
+            producers = [value.producer.rank for value in inputs if value.producer is not None]
+            rank = int(max(producers, default=0)) + len(self.nodes) * _STEP
+        node = Node(payload, list(inputs), outputs, rank)
         for value in dict.fromkeys(inputs):
             value.users.append(node)
         for value in outputs:
             value.producer = node
         self.nodes.append(node)
-        if slot is not None:
-            for previous in list(self.predecessors(node)):
-                self._follow(previous, node)
         return node
 
     def set_outputs(self, outputs: Sequence[Value]) -> None:

@@ -1,6 +1,8 @@
 """Constraints: which reads of a buffer XLA might run after the write, or fuse into it."""
 
 import dataclasses
+from collections import Counter
+from typing import Any
 
 from jaxsched._graph import Edge, Graph, Node, Value
 from jaxsched._jax import Literal
@@ -13,7 +15,6 @@ from jaxsched._updates import (
     is_view,
     keeps_position,
     same_shape,
-    same_type,
     updates,
 )
 from jaxsched._writes import (
@@ -303,10 +304,14 @@ def _takeovers(scope: Scope, kind: ScopeKind, lineages: Lineages) -> list[tuple[
         pairs = [(kind.fixed + i, i) for i in range(kind.carry)]
     else:
         inputs = scope.inputs[kind.fixed :]
+        number_of_type = Counter(map(_type_of, inputs))
+        first_of_type: dict[Any, int] = {}
+        for i, value in enumerate(outputs):
+            first_of_type.setdefault(_type_of(value), i)
         pairs = [
-            (kind.fixed + i, next((j for j, out in enumerate(outputs) if _alike(out, value)), -1))
+            (kind.fixed + i, first_of_type.get(_type_of(value), -1))
             for i, value in enumerate(inputs)
-            if sum(_alike(value, other) for other in inputs) == 1
+            if number_of_type[_type_of(value)] == 1
         ]
     return [
         (source, result)
@@ -315,8 +320,9 @@ def _takeovers(scope: Scope, kind: ScopeKind, lineages: Lineages) -> list[tuple[
     ]
 
 
-def _alike(a: Value, b: Value) -> bool:
-    return not isinstance(a.key, Literal) and same_type(a.key, b.key)
+def _type_of(value: Value) -> Any:
+    aval = value.key.aval
+    return getattr(aval, "shape", None), getattr(aval, "dtype", None)
 
 
 def _origin(value: Value) -> Value:

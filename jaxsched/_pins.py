@@ -71,7 +71,7 @@ class Pins:
         reads = [value for value in cut.values if value not in holders]
         if not holders or len(holders) + len(reads) < 2:
             return False
-        pin = self._scope.insert_pin(target.slot - 1, list(holders), reads, target.payload)
+        pin = self._scope.insert_pin(list(holders), reads, target.payload)
         for value, pinned in zip(pin.inputs, pin.outputs, strict=True):
             users = [*holders.get(value, ()), *cut.values.get(value, ())]
             graph.rewire(value, pinned, list(dict.fromkeys(users)), outputs=value in cut.values)
@@ -81,5 +81,5 @@ class Pins:
         producer = value.producer
         assert producer is not None, "only the result of a write is pinned alone"
         users = list(value.users)
-        pin = self._scope.insert_pin(producer.slot + 1, [value], [], producer.payload)
+        pin = self._scope.insert_pin([value], [], producer.payload)
         self._scope.graph.rewire(value, pin.outputs[0], users, outputs=True)

@@ -105,13 +105,11 @@ class Scope:
             start += size
         self.markers.append(Marker(eqn, groups))
 
-    def insert_pin(
-        self, slot: int, buffers: Sequence[Value], reads: Sequence[Value], like: JaxprEqn
-    ) -> Node:
-        """Adds a pin over `buffers` and `reads`; its users and its place are the caller's work."""
+    def insert_pin(self, buffers: Sequence[Value], reads: Sequence[Value], like: JaxprEqn) -> Node:
+        """Adds a pin over `buffers` and `reads`, which has no users yet."""
         inputs = [*buffers, *reads]
         outputs = [Value(Var(value.key.aval), value.nbytes) for value in inputs]
-        return self.graph.add_node(Pin(len(buffers), like), inputs, outputs, slot)
+        return self.graph.add_node(Pin(len(buffers), like), inputs, outputs, inserted=True)
 
     def to_jaxpr(self, nested: dict[Node, dict[str, Any]]) -> Jaxpr:
         """The planned jaxpr; `nested` has the new parameters of equations that hold jaxprs."""

@@ -160,10 +160,8 @@ def test_an_inserted_node_stands_between_its_inputs_and_its_users(data, program)
     graph.set_outputs([value, graph.inputs[0]] if is_output else [])
 
     pinned = Value("pinned")
-    near = data.draw(st.sampled_from(graph.nodes))
-    slot = near.slot + data.draw(st.sampled_from([-1, 1]))
     inputs = [value, *(node.outputs[0] for node in others)]
-    pin = graph.add_node(model.size, inputs, [pinned], slot)
+    pin = graph.add_node(model.size, inputs, [pinned], inserted=True)
     graph.rewire(value, pinned, users, outputs=is_output)
 
     model.edges -= {
@@ -196,13 +194,15 @@ def chain(length):
     return graph
 
 
-def test_a_node_in_a_slot_keeps_the_order_of_the_others():
+def test_an_inserted_node_stands_right_behind_the_last_of_its_inputs():
     graph = chain(3)
     first, second, third = graph.nodes
-    pin = graph.add_node("pin", [], [Value("pinned")], second.slot - 1)
+    pin = graph.add_node("pin", [first.outputs[0]], [Value("pinned")], inserted=True)
     assert graph.ordered() == [first, pin, second, third]
-    after = graph.add_node("after", [], [Value("after")], second.slot + 1)
-    assert graph.ordered() == [first, pin, second, after, third]
+    after = graph.add_node("after", pin.outputs, [Value("after")], inserted=True)
+    assert graph.ordered() == [first, pin, after, second, third]
+    free = graph.add_node("free", graph.inputs, [Value("free")], inserted=True)
+    assert graph.ordered() == [free, first, pin, after, second, third]
 
 
 def test_a_value_that_is_used_twice_by_a_node_has_one_user():
@@ -211,7 +211,7 @@ def test_a_value_that_is_used_twice_by_a_node_has_one_user():
     node = graph.add_node("square", [value, value], [Value("result")])
     assert value.users == [node]
     new = Value("new")
-    graph.add_node("pin", [value], [new], node.slot - 1)
+    graph.add_node("pin", [value], [new], inserted=True)
     graph.rewire(value, new, [node], outputs=False)
     assert (node.inputs, new.users) == ([new, new], [node])
     assert node not in value.users
@@ -221,7 +221,7 @@ def test_rewiring_refuses_a_cycle():
     graph = chain(3)
     first, _, third = graph.nodes
     pinned = Value("pinned")
-    pin = graph.add_node("pin", [third.outputs[0]], [pinned], first.slot - 1)
+    pin = graph.add_node("pin", [third.outputs[0]], [pinned], inserted=True)
     with pytest.raises(AssertionError, match="cycle"):
         graph.rewire(first.inputs[0], pinned, [first], outputs=False)
     assert pin.outputs == [pinned]
