@@ -8,8 +8,8 @@ from jaxsched._graph import Edge, Graph, Node, Value
 from jaxsched._jax import Literal
 from jaxsched._scope import Scope
 from jaxsched._updates import (
-    SMALL,
     ScopeKind,
+    is_buffer,
     is_elementwise,
     is_materialized,
     is_view,
@@ -316,7 +316,7 @@ def _takeovers(scope: Scope, kind: ScopeKind, lineages: Lineages) -> list[tuple[
     return [
         (source, result)
         for source, result in pairs
-        if result >= 0 and scope.inputs[source].nbytes > SMALL and outputs[result] not in lineages
+        if result >= 0 and outputs[result] not in lineages and is_buffer(outputs[result].key.aval)
     ]
 
 

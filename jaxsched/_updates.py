@@ -14,9 +14,9 @@ from jax.core import ShapedArray
 from jaxsched._jax import Jaxpr, JaxprEqn, Literal, Var, scan_counts, scopes_of
 
 __all__ = [
-    "SMALL",
     "ScopeKind",
     "is_array",
+    "is_buffer",
     "is_elementwise",
     "is_materialized",
     "is_view",
@@ -28,9 +28,6 @@ __all__ = [
     "updates",
     "weakly_cached",
 ]
-
-SMALL = 64
-"""Buffers up to this many bytes (one cache line) are copied as cheaply as they are pinned."""
 
 _SYMBOLIC = 1 << 10
 
@@ -87,6 +84,14 @@ _MATERIALIZED = frozenset(
 def is_array(aval: Any) -> bool:
     """Whether this is the type of an array: not of a token and not of a mutable reference."""
     return isinstance(aval, ShapedArray)
+
+
+def is_buffer(aval: Any) -> bool:
+    """Whether this is the type of an array with more than one element.
+
+    Small arrays count too: XLA's in-place kernels can be wrong for them (openxla/xla#49176).
+    """
+    return is_array(aval) and 0 not in aval.shape and any(size != 1 for size in aval.shape)
 
 
 def nbytes(aval: Any) -> int:

@@ -15,7 +15,7 @@ from jax import lax
 from jaxsched._graph import Value
 from jaxsched._jax import Jaxpr, JaxprEqn, Literal, is_local
 from jaxsched._pin import pin_p
-from jaxsched._updates import SMALL, nbytes
+from jaxsched._updates import nbytes
 
 __all__ = ["as_window_update"]
 
@@ -26,6 +26,9 @@ _COMBINE: dict[str, Any] = {
     "scatter-mul": lax.mul,
     "scatter-sub": lax.sub,
 }
+
+# A pass over this many bytes (one cache line) costs nothing.
+_SMALL = 64
 
 # Equations through which a constant start index reaches the scatter.
 _INDEX_FORMING = frozenset({"broadcast_in_dim", "concatenate", "convert_element_type", "reshape"})
@@ -40,7 +43,7 @@ def as_window_update(eqn: JaxprEqn, inputs: list[Value]) -> Jaxpr | None:
     numbers = eqn.params["dimension_numbers"]
     inserted = numbers.inserted_window_dims
     one_place = update.ndim == operand.ndim - len(inserted) and not numbers.operand_batching_dims
-    if operand.dtype == bool or nbytes(operand) <= SMALL:
+    if operand.dtype == bool or nbytes(operand) <= _SMALL:
         return None
     if not one_place or not is_local(operand, update):
         return None

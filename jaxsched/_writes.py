@@ -5,7 +5,7 @@ import dataclasses
 from jaxsched._graph import Graph, Node, Value
 from jaxsched._jax import Literal
 from jaxsched._scope import Scope
-from jaxsched._updates import SMALL, ScopeKind, is_elementwise, is_view, same_type, updates
+from jaxsched._updates import ScopeKind, is_buffer, is_elementwise, is_view, same_type, updates
 
 __all__ = [
     "Lineages",
@@ -109,7 +109,7 @@ def find_writes(scope: Scope, kind: ScopeKind) -> tuple[dict[Value, list[Write]]
     lineages = _lineages(scope)
     for write in [*_updates(scope.graph), *_arithmetic(scope, kind, lineages)]:
         buffer = root(write.node.inputs[write.operand])
-        if buffer.nbytes > SMALL:
+        if is_buffer(buffer.key.aval):
             writes.setdefault(buffer, []).append(write)
     return writes, lineages
 
@@ -145,7 +145,7 @@ def _arithmetic(scope: Scope, kind: ScopeKind, lineages: Lineages) -> list[Write
 
 def _lineages(scope: Scope) -> Lineages:
     lineages: Lineages = {
-        value: [(i, None)] for i, value in enumerate(scope.inputs) if value.nbytes > SMALL
+        value: [(i, None)] for i, value in enumerate(scope.inputs) if is_buffer(value.key.aval)
     }
     for node in scope.graph.nodes:
         eqn = node.payload
