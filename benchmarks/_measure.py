@@ -102,7 +102,8 @@ def facts(program: Program, compiled: jax.stages.Compiled | None, buffer: int) -
     if compiled is None:
         return {}
     text, memory = compiled.as_text(), compiled.memory_analysis()
-    assert text is not None and memory is not None
+    assert text is not None
+    assert memory is not None
     found = copies(parse(text), buffer // 2)
     cell = {
         "copied": sum(copy.nbytes for copy in found),

@@ -18,8 +18,12 @@ def compiled(fun, *args, **options):
 
 
 def copied_bytes(program, buffer):
-    """The bytes in copies of at least half of `buffer`: those of counters and rows do not count."""
-    return _copies.copied_bytes(text(program), buffer.nbytes // 2)
+    """The bytes in copies of at least half of `buffer` (an array, or its size in bytes).
+
+    Copies of counters and rows do not count.
+    """
+    size = buffer if isinstance(buffer, int) else buffer.nbytes
+    return _copies.copied_bytes(text(program), size // 2)
 
 
 def temp_bytes(program):

@@ -83,7 +83,7 @@ def test_statistics():
 
 
 @pytest.mark.parametrize(
-    "ratios, expected",
+    ("ratios", "expected"),
     [
         ([1.2] * 25, True),
         ([1.04] * 25, False),  # no more than we allow
@@ -122,7 +122,7 @@ def test_cells_read_as_the_legend_says():
 
 
 @pytest.mark.parametrize(
-    "category, cells, expected",
+    ("category", "cells", "expected"),
     [
         ("in-place", {"scheduled": made()}, True),
         ("in-place", {"scheduled": made(1 << 20)}, False),

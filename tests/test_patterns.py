@@ -10,8 +10,9 @@ import pytest
 from benchmarks.programs import ALL
 from benchmarks.programs._program import fresh
 from jaxsched import before, scheduled
-from jaxsched._hlo._copies import control_edges, copied_bytes
+from jaxsched._hlo._copies import control_edges
 from jaxsched._hlo._text import parse
+from tests.hlo import compiled, copied_bytes, temp_bytes, text
 
 HAZARDS = [p for p in ALL.values() if p.hazard]
 GUARDS = [p for p in ALL.values() if p.category == "guard"]
@@ -25,15 +26,15 @@ def run(name, way):
     function, arguments = program.build(**declare, small=way == "small")
     if way != "plain":
         function = scheduled(function)
-    compiled = jax.jit(function, donate_argnums=program.donate).lower(*arguments).compile()
+    executable = compiled(function, *arguments, donate_argnums=program.donate)
     expected = program.reference(*arguments)
-    results = compiled(*fresh(arguments))
+    results = executable(*fresh(arguments))
     for result, wanted in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(
             np.asarray(result), wanted, rtol=program.tolerance, atol=program.tolerance
         )
-    copied = copied_bytes(compiled.as_text(), program.buffer_bytes(arguments) // 2)
-    return compiled, copied, program.buffer_bytes(arguments)
+    size = program.buffer_bytes(arguments)
+    return executable, copied_bytes(executable, size), size
 
 
 @pytest.mark.parametrize("way", ["inferred", "declared"])
@@ -45,8 +46,8 @@ def test_results_and_copies(name, way):
 
 @pytest.mark.parametrize("name", [p.name for p in HAZARDS])
 def test_an_edge_goes_from_a_read_to_the_write(name):
-    compiled, _, _ = run(name, "inferred")
-    module = parse(compiled.as_text())
+    executable, _, _ = run(name, "inferred")
+    module = parse(text(executable))
     edges = control_edges(module)
     assert edges, "no control edge in the compiled module"
     for computation, read, write in edges:
@@ -56,12 +57,12 @@ def test_an_edge_goes_from_a_read_to_the_write(name):
 
 @pytest.mark.parametrize("name", [p.name for p in ALL.values() if p.ordered or p.temp_goal])
 def test_a_declared_order_is_kept(name):
-    compiled, _, size = run(name, "declared")
+    executable, _, size = run(name, "declared")
     program = ALL[name]
     if program.ordered is not None:
-        assert program.ordered(compiled.as_text())
+        assert program.ordered(text(executable))
     if program.temp_goal is not None:
-        assert compiled.memory_analysis().temp_size_in_bytes <= program.temp_goal * size
+        assert temp_bytes(executable) <= program.temp_goal * size
 
 
 @pytest.mark.parametrize("name", [p.name for p in GUARDS])
@@ -89,12 +90,10 @@ def test_a_donated_train_step_copies_no_weights():
     x, y = (jnp.array(rng.normal(size=(32, 256)), jnp.float32) for _ in range(2))
     expected = step(weights, x, y)
     plain, ordered = (
-        jax.jit(fun, donate_argnums=0).lower(weights, x, y).compile()
-        for fun in (step, scheduled(step))
+        compiled(fun, weights, x, y, donate_argnums=0) for fun in (step, scheduled(step))
     )
-    assert copied_bytes(ordered.as_text(), weights[0].nbytes // 2) == 0
-    temp, plain_temp = (c.memory_analysis().temp_size_in_bytes for c in (ordered, plain))
-    assert temp <= plain_temp + 64 * 1024
+    assert copied_bytes(ordered, weights[0].nbytes) == 0
+    assert temp_bytes(ordered) <= temp_bytes(plain) + 64 * 1024
     for got, wanted in zip(
         jax.tree.leaves(ordered(fresh(weights), x, y)), jax.tree.leaves(expected), strict=True
     ):
