@@ -46,7 +46,20 @@ def declare(scope: Scope, kind: ScopeKind) -> list[Declared]:
                 if path is not None:
                     raise CycleError(_cycle(source, target, path, marker.eqn))
                 sources.setdefault(target, {})[source] = None
-    return [Declared(node, before, _held(scope, node, before)) for node, before in sources.items()]
+    found = [Declared(node, before, _held(scope, node, before)) for node, before in sources.items()]
+    # What is held back is ordered too: otherwise another pin might want it before the sources.
+    # What the sources need cannot be held back: a slice of the very window that is written, say.
+    for declared in found:
+        declared.held = [
+            (node, operand)
+            for node, operand in declared.held
+            if node is declared.target
+            or all(
+                scope.graph.add_edge(Edge("declared", source, node)) is None
+                for source in declared.sources
+            )
+        ]
+    return found
 
 
 def _producer(scope: Scope, kind: ScopeKind, marker: Marker, value: Value) -> Node | None:
