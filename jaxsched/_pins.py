@@ -26,7 +26,7 @@ class Pins:
 
     def __init__(self, scope: Scope):
         self._scope = scope
-        self._wanted: dict[Node, _Wanted] = {}
+        self._wanted: dict[tuple[Node, frozenset[Node]], _Wanted] = {}
         self._alone: list[Value] = []
 
     def want(
@@ -37,9 +37,10 @@ class Pins:
         *,
         limit: int | None,
     ) -> None:
-        """Asks for a pin in front of `target`; several requests for one target become one pin."""
-        wanted = self._wanted.setdefault(target, _Wanted())
-        wanted.held.update(dict.fromkeys(held))
+        """Asks for a pin in front of `target`; requests that hold the same nodes become one pin."""
+        held = dict.fromkeys(held)
+        wanted = self._wanted.setdefault((target, frozenset(node for node, _ in held)), _Wanted())
+        wanted.held.update(held)
         wanted.readers.update(dict.fromkeys(readers))
         wanted.limit = None if limit is None or wanted.limit is None else wanted.limit + limit
 
@@ -50,21 +51,21 @@ class Pins:
     def place(self) -> bool:
         """Inserts the pins into the graph; says whether there are any."""
         placed = False
-        for target in sorted(self._wanted, key=lambda node: node.rank):
-            placed |= self._place(target, self._wanted[target])
+        for key in sorted(self._wanted, key=lambda key: key[0].rank):
+            placed |= self._place(key[0], self._wanted[key])
         for value in self._alone:
             self._place_alone(value)
         return placed or bool(self._alone)
 
     def _place(self, target: Node, wanted: _Wanted) -> bool:
         graph = self._scope.graph
+        later = {node: None for node, _ in wanted.held}
         holders: dict[Value, list[Node]] = {}
         for node, operand in wanted.held:
             value = node.inputs[operand]
-            if 0 < value.nbytes < FOREVER:
+            if 0 < value.nbytes < FOREVER and not self._waits(value, later):
                 holders.setdefault(value, []).append(node)
         needed = [value.producer for value in holders if value.producer is not None]
-        later = {node: None for node, _ in wanted.held}
         cut = choose_cut(graph, wanted.readers, needed, later)
         if cut is None or (wanted.limit is not None and cut.cost > wanted.limit):
             return False
@@ -76,6 +77,13 @@ class Pins:
             users = [*holders.get(value, ()), *cut.values.get(value, ())]
             graph.rewire(value, pinned, list(dict.fromkeys(users)), outputs=value in cut.values)
         return True
+
+    def _waits(self, value: Value, later: Iterable[Node]) -> bool:
+        """Whether a value waits for one of the nodes behind the pin, by now maybe through a pin."""
+        graph, producer = self._scope.graph, value.producer
+        if producer is None:
+            return False
+        return any(graph.depends_on(producer, node, len(graph.nodes)) for node in later)
 
     def _place_alone(self, value: Value) -> None:
         producer = value.producer
