@@ -2,12 +2,17 @@
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from jaxsched._cut import FOREVER, Network
 from jaxsched._graph import Edge, Graph, Value
 from jaxsched._region import choose_cut
+
+# An equation which XLA computes in a kernel of its own, so that its result is in memory anyway.
+[PRODUCT] = jax.make_jaxpr(jnp.dot)(jnp.ones(2), jnp.ones(2)).eqns
 
 
 def subsets(items):
@@ -72,7 +77,7 @@ def scopes(draw):
     for number in range(size):
         inputs = draw(st.lists(st.sampled_from(values), max_size=3))
         outputs = [Value(f"v{number}.{i}", draw(sizes)) for i in range(draw(st.integers(1, 2)))]
-        graph.add_node(number, inputs, outputs)
+        graph.add_node(draw(st.sampled_from([number, number, PRODUCT])), inputs, outputs)
         values += outputs
     graph.set_outputs(draw(st.lists(st.sampled_from(values), max_size=3)))
     numbers = st.integers(0, size - 1)
@@ -114,8 +119,9 @@ def cuts(graph, readers, needed, later):
 
 
 def cost_of(value):
-    """An output is in memory anyway; but what cannot be kept at all cannot be pinned either."""
-    return 0 if value.is_output and value.nbytes < FOREVER else value.nbytes
+    """What is in memory anyway costs nothing; what cannot be kept at all cannot be pinned."""
+    in_memory = value.is_output or value.producer.payload is PRODUCT
+    return 0 if in_memory and value.nbytes < FOREVER else value.nbytes
 
 
 def crossing(before):
@@ -192,6 +198,18 @@ def test_an_output_costs_nothing():
     cut = choose_cut(graph, [graph.nodes[0]], [], [write])
     assert cut is not None
     assert (list(cut.values), cut.cost) == ([last], 0)
+
+
+def test_a_result_of_a_kernel_of_its_own_costs_nothing():
+    graph = Graph()
+    graph.inputs = [buffer := Value("buffer", 100)]
+    row = graph.add_node("row", [buffer], [Value("row", 1)])
+    product = graph.add_node(PRODUCT, [row.outputs[0]], [Value("product", 4000)])
+    write = graph.add_node("write", [buffer], [Value("written", 100)])
+    graph.add_node("use", [product.outputs[0], write.outputs[0]], [Value("used", 1)])
+    cut = choose_cut(graph, [row], [], [write])
+    assert cut is not None
+    assert (list(cut.values), cut.cost) == ([product.outputs[0]], 0)
 
 
 def test_a_value_that_cannot_be_kept_is_not_pinned():
