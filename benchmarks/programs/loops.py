@@ -117,3 +117,58 @@ def relax_rows(before, barrier, rows=800, cols=1000):
         return lax.fori_loop(1, rows - 1, body, x)
 
     return fun, (normal(rows, cols),)
+
+
+def reverse_rows_numpy(x, steps):
+    n = len(x)
+    for i in range(steps):
+        held = x[i].copy()
+        x[i] = x[n - 1 - i]
+        x[n - 1 - i] = held
+    return x
+
+
+@program(reverse_rows_numpy, numba=True, small={"rows": 40, "cols": 4, "steps": 15})
+def reverse_rows(before, barrier, rows=1024, cols=1000, steps=400):
+    """Rows change places in a loop, the first with the last and so on."""
+
+    def fun(x, steps):
+        def body(i, x):
+            j = rows - 1 - i
+            a, b = x[i], x[j]  # <- read
+            x, a, b = barrier((x, a, b))
+            first = x.at[i].set(b)  # <- write
+            before((a, b), first)
+            return first.at[j].set(a)
+
+        return lax.fori_loop(0, steps, body, x)
+
+    return fun, (normal(rows, cols), jnp.int32(steps))
+
+
+def givens_numpy(x, angles):
+    for k in range(len(angles)):
+        c, s = np.cos(angles[k]), np.sin(angles[k])
+        for column in range(x.shape[1]):
+            a, b = x[k, column], x[k + 1, column]
+            x[k, column] = c * a - s * b
+            x[k + 1, column] = s * a + c * b
+    return x
+
+
+@program(givens_numpy, numba=True, tolerance=1e-4, small={"rows": 20, "cols": 6})
+def givens(before, barrier, rows=501, cols=1000):
+    """Givens rotations of neighbouring rows: both are read, then both are written."""
+
+    def fun(x, angles):
+        def body(k, x):
+            c, s = jnp.cos(angles[k]), jnp.sin(angles[k])
+            a, b = x[k], x[k + 1]  # <- read
+            x, a, b = barrier((x, a, b))
+            first = x.at[k].set(c * a - s * b)  # <- write
+            before((a, b), first)
+            return first.at[k + 1].set(s * a + c * b)
+
+        return lax.fori_loop(0, len(angles), body, x)
+
+    return fun, (normal(rows, cols), normal(rows - 1, seed=1))
