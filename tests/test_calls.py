@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jaxsched import ScheduleError, before, scheduled
 from tests.common import V, X, assert_same, push, push_numpy, undeclared
@@ -63,6 +64,23 @@ def test_a_donated_argument_becomes_the_result(fun):
 def test_numpy_arguments_are_traced():
     assert_same(scheduled(push)(X, V), push_numpy(X, V))
     assert_same(scheduled(lambda x, s: x * s)(X, np.float32(2)), X * 2)
+
+
+def test_export_with_symbolic_shapes():
+    def swaps(x):
+        step = lambda i, x: x.at[i].set(x[i + 1]).at[i + 1].set(x[i])
+        return lax.fori_loop(0, 2, step, x)
+
+    rows, columns = jax.export.symbolic_shape("rows, columns")
+    shape = jax.ShapeDtypeStruct((rows, columns), jnp.float32)
+    exported = jax.export.export(jax.jit(scheduled(swaps)))(shape)
+    for x in X, np.ones((7, 2), np.float32):
+        assert_same(exported.call(x), np.concatenate([x[[1, 2, 0]], x[3:]]))
+
+
+def test_export_for_other_platforms():
+    exported = jax.export.export(jax.jit(scheduled(push)), platforms=["cpu", "cuda", "tpu"])(X, V)
+    assert_same(exported.call(X, V), push_numpy(X, V))
 
 
 def test_a_decorator_stack_as_in_the_readme():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import checkify
 
 from jaxsched import before, scheduled
 from jaxsched._pin import pin_p
@@ -126,6 +127,28 @@ def test_before_in_a_rule_of_a_custom_derivative(rule, where):
     expected = jax.grad(build(undeclared))
     for _ in range(2):
         assert_same(given(jnp.array(X)), expected(jnp.array(X)))
+
+
+def checked_push(x, v, order=before):
+    checkify.check(v[0] < 0, "the first number is not negative")
+    return push(x, v, order)
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        checkify.checkify(scheduled(checked_push)),
+        checkify.checkify(jax.jit(scheduled(checked_push))),
+        jax.jit(scheduled(checkify.checkify(checked_push))),
+        checkify.checkify(scheduled(checked_push), errors=checkify.all_checks),
+    ],
+    ids=["over", "over jit", "inside", "all checks"],
+)
+def test_checkify(fun):
+    error, result = fun(jnp.array(X), jnp.array(V))
+    assert error.get() is None
+    assert_same(result, plain_push(jnp.array(X), V))
+    assert "not negative" in fun(jnp.array(X), jnp.array(-V))[0].get()
 
 
 def test_a_declaration_is_kept_under_differentiation():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxsched import ScheduleError, before, scheduled
 from tests.common import X, assert_same, undeclared
@@ -253,3 +254,30 @@ def test_random_keys():
         for a, b in zip(given, expected, strict=True):
             data = jax.random.key_data if a.dtype == keys.dtype else np.asarray
             np.testing.assert_array_equal(data(a), data(b))
+
+
+def test_results_may_be_the_same_value_several_times():
+    @scheduled
+    def fun(x):
+        y = x[0]
+        x_new = x.at[0].set(1)
+        before(y, x_new)
+        return x_new, x_new, y, y, x_new.reshape(-1), x, 3
+
+    written = X.copy()
+    written[0] = 1
+    expected = written, written, X[0], X[0], written.reshape(-1), X, 3
+    for call in fun, jax.jit(fun):
+        given = call(jnp.array(X))
+        assert_same(given[:-1], expected[:-1])
+        assert given[-1] == 3
+
+
+def test_metadata_of_the_users_operations_is_kept():
+    def fun(x):
+        y = x[0]
+        with set_xla_metadata(mine="1"):
+            z = jnp.sin(y)
+        return x.at[0].set(z), y
+
+    assert 'mine = "1"' in jax.jit(scheduled(fun)).lower(X).as_text()
