@@ -35,6 +35,7 @@ class Declared:
 def declare(scope: Scope, kind: ScopeKind) -> list[Declared]:
     """Adds every declared edge to the graph; raises ScheduleError where one has no meaning."""
     sources: dict[Node, dict[Node, None]] = {}
+    markers: dict[Node, Marker] = {}
     for marker in scope.markers:
         for earlier, later in itertools.pairwise(marker.groups):
             for first, second in itertools.product(earlier, later):
@@ -46,10 +47,13 @@ def declare(scope: Scope, kind: ScopeKind) -> list[Declared]:
                 if path is not None:
                     raise CycleError(_cycle(source, target, path, marker.eqn))
                 sources.setdefault(target, {})[source] = None
+                markers[target] = marker
     found = [Declared(node, before, _held(scope, node, before)) for node, before in sources.items()]
     # What is held back is ordered too: otherwise another pin might want it before the sources.
     # What the sources need cannot be held back: a slice of the very window that is written, say.
     for declared in found:
+        if not declared.held and markers[declared.target].eqn.params["pristine"]:
+            _reject(markers[declared.target], kind, "is a constant: it depends on no argument")
         declared.held = [
             (node, operand)
             for node, operand in declared.held

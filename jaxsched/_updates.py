@@ -174,6 +174,9 @@ def carried(jaxpr: Jaxpr) -> dict[int, tuple[int, bool]]:
     for eqn in jaxpr.eqns:
         if is_view(eqn):
             _follow(origin, eqn, 0, 0, written=False)
+        elif eqn.primitive.name == "pin":  # of a scheduled function inside of this one
+            for number in range(len(eqn.outvars)):
+                _follow(origin, eqn, number, number, written=False)
         else:
             for operand, result in updates(eqn):
                 _follow(origin, eqn, operand, result, written=True)
