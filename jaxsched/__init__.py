@@ -10,5 +10,7 @@ from jaxsched._api import scheduled as scheduled
 from jaxsched._before import before as before
 from jaxsched._errors import CycleError as CycleError
 from jaxsched._errors import ScheduleError as ScheduleError
+from jaxsched._explain import explain as explain
+from jaxsched._report import Report as Report
 
 __version__ = "0.1.0"

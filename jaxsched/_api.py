@@ -12,7 +12,9 @@ from jax.core import Tracer
 from jaxsched._before import collecting, replay
 from jaxsched._errors import ScheduleError, message
 from jaxsched._jax import eval_jaxpr, tracing
-from jaxsched._plan import Options, plan
+from jaxsched._options import Options
+from jaxsched._plan import plan
+from jaxsched._record import current_record
 
 __all__ = ["scheduled"]
 
@@ -93,7 +95,10 @@ def scheduled(fun: Any = None, /, *, infer: bool = True) -> Any:
         (args, kwargs), call = _hold_static(fun, (args, kwargs))
         with collecting():
             jaxpr, shapes = jax.make_jaxpr(call, return_shape=True)(*args, **kwargs)
-        planned = plan(jaxpr, options, compiled=tracing())
+        asked = options
+        if (record := current_record()) is not None:
+            jaxpr, asked = record.numbered(jaxpr), record.options(options)
+        planned = plan(jaxpr, asked, compiled=tracing())
         with replay():
             leaves = eval_jaxpr(planned, jax.tree.leaves((args, kwargs)))
         return jax.tree.unflatten(jax.tree.structure(shapes), leaves)

@@ -1,12 +1,13 @@
 """Every contact with JAX's private parts, and every branch on its version."""
 
 import contextlib
+import copy
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax._src import core, effects, source_info_util, traceback_util
+from jax._src import config, core, effects, source_info_util, traceback_util
 from jax._src.interpreters import mlir
 from jax._src.named_sharding import UnspecifiedValue
 from jax.extend.mlir import ir
@@ -35,7 +36,10 @@ __all__ = [
     "scan_counts",
     "scopes_of",
     "tracing",
+    "uncached_compilation",
     "user_line",
+    "with_jaxpr",
+    "with_name",
 ]
 
 Jaxpr = core.Jaxpr
@@ -95,6 +99,31 @@ def inline_name(outer: SourceInfo, name: str, inner: SourceInfo) -> SourceInfo:
     """The source info of an equation of the jitted function `name`, once it is inlined."""
     stack = outer.name_stack.extend(f"jit({name})") + inner.name_stack
     return inner.replace(name_stack=stack)
+
+
+def with_name(eqn: JaxprEqn, name: str, params: dict[str, Any]) -> JaxprEqn:
+    """The equation with other parameters, `name` in its name stack, and so in the HLO metadata."""
+    source_info = eqn.source_info
+    stack = source_info.name_stack.extend(name)
+    return eqn.replace(source_info=source_info.replace(name_stack=stack), params=params)
+
+
+def with_jaxpr(traced: Any, jaxpr: Jaxpr) -> Any:
+    """What `jit(f).trace(...)` returned, with another jaxpr of the same signature in it."""
+    other = copy.copy(traced)
+    other._params = traced._params | {"jaxpr": jaxpr}
+    other._lojax = other._closure_converted = None  # what was derived from the other jaxpr
+    return other
+
+
+@contextlib.contextmanager
+def uncached_compilation() -> Iterator[None]:
+    """Compiles without the persistent cache: the names in the metadata are not part of its key."""
+    with (
+        config.compilation_cache_include_metadata_in_key(True),
+        config.persistent_cache_min_compile_time_secs(float("inf")),
+    ):
+        yield
 
 
 def is_plain_jit(eqn: JaxprEqn) -> bool:

@@ -1,7 +1,6 @@
 """The plan of a program: every scope gets its constraints, its pins and its order."""
 
 import contextlib
-import dataclasses
 import gc
 import weakref
 from collections.abc import Iterator
@@ -12,18 +11,13 @@ from jaxsched._declared import TOP, declare
 from jaxsched._errors import ScheduleError, message
 from jaxsched._hazards import find_hazards
 from jaxsched._jax import Jaxpr, JaxprEqn, scopes_of, user_line
+from jaxsched._options import Options
 from jaxsched._pins import Pins
+from jaxsched._record import current_record
 from jaxsched._scope import Scope
 from jaxsched._updates import ScopeKind, scopes
 
 __all__ = ["Options", "plan"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Options:
-    """What `scheduled` was asked for."""
-
-    infer: bool = True
 
 
 def plan(jaxpr: Jaxpr, options: Options, *, compiled: bool) -> Jaxpr:
@@ -79,6 +73,8 @@ def _plan_scope(jaxpr: Jaxpr, kind: ScopeKind, options: Options, *, compiled: bo
         for hazard in found.hazards:
             pins.want(hazard.target, hazard.held, hazard.readers, limit=hazard.nbytes)
         pins.want_alone(found.alone)
+        if (record := current_record()) is not None:
+            record.add_scope(scope, found)
     placed = active and pins.place()
     if placed or nested or scope.markers or scope.rewritten:
         return scope.to_jaxpr(nested)

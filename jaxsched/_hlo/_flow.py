@@ -177,7 +177,7 @@ class Flow:
                     seen.add(after)
                     pending.append(after)
                 if user.opcode == "while" or (after is None and user.opcode != "get-tuple-element"):
-                    uses[self._use(user, position, place.element)] = None
+                    uses[self.use(user, position, place.element)] = None
         for use in [*uses]:
             if use.instruction.opcode == "conditional" and use.kind is Kind.WRITE:
                 uses.pop(use._replace(kind=Kind.READ), None)
@@ -193,7 +193,8 @@ class Flow:
             return Place(user.name, element)
         return None
 
-    def _use(self, user: Instruction, position: int, element: int | None) -> Use:
+    def use(self, user: Instruction, position: int, element: int | None) -> Use:
+        """How `user` uses its operand at `position`, or the element `element` of it."""
         kind = Kind.WRITE if position in self._written(user, element) else Kind.READ
         # The branches of a conditional exclude each other, so together they are one use.
         shared = user.opcode == "conditional" and position > 0
