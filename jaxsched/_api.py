@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxsched._before import collecting, replay
+from jaxsched._before import collecting
 from jaxsched._errors import ScheduleError, message
 from jaxsched._jax import eval_jaxpr, tracing
 from jaxsched._options import Options
 from jaxsched._plan import plan
-from jaxsched._record import current_record
 
 __all__ = ["scheduled"]
 
@@ -96,11 +95,8 @@ def scheduled(fun: Any = None, /, *, infer: bool = True) -> Any:
         with collecting():
             jaxpr, shapes = jax.make_jaxpr(call, return_shape=True)(*args, **kwargs)
         asked = options
-        if (record := current_record()) is not None:
-            jaxpr, asked = record.numbered(jaxpr), record.options(options)
         planned = plan(jaxpr, asked, compiled=tracing())
-        with replay():
-            leaves = eval_jaxpr(planned, jax.tree.leaves((args, kwargs)))
+        leaves = eval_jaxpr(planned, jax.tree.leaves((args, kwargs)))
         return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
     return scheduled_fun

@@ -1,9 +1,6 @@
 """The declaration `before`: a marker equation that `scheduled` reads and removes again."""
 
-import contextlib
 import itertools
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,9 +9,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxsched._errors import ScheduleError, message
-from jaxsched._jax import Effect, allow_effect, caller_line, leaks_as
+from jaxsched._jax import Effect, allow_effect, caller_line, keyed_state, leaks_as
 
-__all__ = ["before", "collecting", "marker_effect", "marker_p", "replay"]
+__all__ = ["before", "collecting", "in_rule", "marker_effect", "marker_p"]
 
 
 class _OrderEffect(Effect):
@@ -31,37 +28,21 @@ marker_p = Primitive("before")
 marker_p.multiple_results = True
 
 
-class _State(threading.local):
-    depth = 0
-    replaying = False
+# Outside of scheduled functions; while one is traced; while a derivative rule of one is run again.
+_OUTSIDE, _COLLECTING, _RULE = range(3)
+_state = keyed_state(
+    "jaxsched_before", help="Whether jaxsched.before is called in a scheduled function."
+)
 
 
-_state = _State()
-
-
-@contextlib.contextmanager
-def collecting() -> Iterator[None]:
+def collecting() -> Any:
     """While a scheduled function is traced, `before` may be called."""
-    replaying, _state.replaying = _state.replaying, False
-    _state.depth += 1
-    try:
-        yield
-    finally:
-        _state.depth -= 1
-        _state.replaying = replaying
+    return _state(_COLLECTING)
 
 
-@contextlib.contextmanager
-def replay() -> Iterator[None]:
-    """While a planned function is evaluated, custom derivative rules may call `before` again.
-
-    The plan is made by then, so that the declarations in those rules have nothing to act on.
-    """
-    replaying, _state.replaying = _state.replaying, True
-    try:
-        yield
-    finally:
-        _state.replaying = replaying
+def in_rule() -> Any:
+    """In a derivative rule that runs after the plan is made, `before` has nothing to act on."""
+    return _state(_RULE)
 
 
 def before(*values: Any) -> None:
@@ -113,9 +94,9 @@ def before(*values: Any) -> None:
                 "before(read, update): the read is finished before the update starts.",
             )
         )
-    if _state.replaying:
+    if _state.value == _RULE:
         return
-    if not _state.depth:
+    if _state.value == _OUTSIDE:
         raise ScheduleError(_outside(where))
     groups = [jax.tree.leaves(value) for value in values]
     for i, group in enumerate(groups):
@@ -194,8 +175,8 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[list[Any], list[An
 
 
 def _lower(ctx: Any, *args: Any, **params: Any) -> list[Any]:
-    # A function that jit traced inside of a scheduled function and used again outside of one.
-    raise ScheduleError(_outside("a jitted function that was first traced by `scheduled`"))
+    # A jaxpr that was made inside of a scheduled function and is evaluated outside of one.
+    raise ScheduleError(_outside("a jaxpr that was traced in a scheduled function"))
 
 
 batching.primitive_batchers[marker_p] = _batch

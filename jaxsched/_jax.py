@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 from jax._src import config, core, effects, source_info_util, traceback_util
+from jax._src import linear_util as lu
 from jax._src.interpreters import mlir
 from jax._src.named_sharding import UnspecifiedValue
 from jax.extend.mlir import ir
@@ -30,9 +31,11 @@ __all__ = [
     "inline_name",
     "is_local",
     "is_plain_jit",
+    "keyed_state",
     "leaks_as",
     "lower_barrier",
     "new_eqn",
+    "rules_within",
     "scan_counts",
     "scopes_of",
     "tracing",
@@ -152,6 +155,32 @@ def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
+def keyed_state(name: str, help: str) -> Any:
+    """A thread-local number that is part of the key of all of JAX's trace caches.
+
+    What is traced in one state is never taken for what another state would trace. Called with a
+    number it is a context manager; `.value` is the number now.
+    """
+    return config.int_state(name, 0, help, include_in_jit_key=True, include_in_trace_context=True)
+
+
+def rules_within(eqn: JaxprEqn, context: Callable[[], Any]) -> dict[str, Any]:
+    """The functions among an equation's parameters (custom derivatives), to be run in `context`."""
+
+    def within(rule: lu.WrappedFun) -> lu.WrappedFun:
+        def run(*args: Any) -> Any:
+            with context():
+                return rule.call_wrapped(*args)
+
+        return lu.wrap_init(run, debug_info=rule.debug_info)
+
+    return {
+        name: within(value)
+        for name, value in eqn.params.items()
+        if isinstance(value, lu.WrappedFun)
+    }
+
+
 def scopes_of(value: Any) -> tuple[Jaxpr, ...]:
     """The jaxprs which one parameter of an equation holds."""
     values = value if isinstance(value, tuple | list) else (value,)
@@ -165,7 +194,9 @@ def user_line(source_info: SourceInfo) -> str:
 
 def caller_line() -> str:
     """The line of the user's code that is running right now."""
-    return user_line(source_info_util.current())
+    # Not `current()`, which is the line of the equation that is evaluated, if one is.
+    traceback = source_info_util.Traceback.get_traceback()
+    return user_line(SourceInfo(traceback, source_info_util.new_name_stack()))
 
 
 def allow_effect(kind: type[Effect]) -> None:

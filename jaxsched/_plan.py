@@ -3,17 +3,16 @@
 import contextlib
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxsched._before import marker_effect
+from jaxsched._before import in_rule, marker_effect
 from jaxsched._declared import TOP, declare
 from jaxsched._errors import ScheduleError, message
 from jaxsched._hazards import find_hazards
-from jaxsched._jax import Jaxpr, JaxprEqn, scopes_of, user_line
+from jaxsched._jax import Jaxpr, JaxprEqn, rules_within, scopes_of, user_line
 from jaxsched._options import Options
 from jaxsched._pins import Pins
-from jaxsched._record import current_record
 from jaxsched._scope import Scope
 from jaxsched._updates import ScopeKind, scopes
 
@@ -27,7 +26,8 @@ def plan(jaxpr: Jaxpr, options: Options, *, compiled: bool) -> Jaxpr:
     only the order matters there; the bodies of loops and jitted functions are compiled.
     """
     with _collector_paused():
-        return _plan_scope(jaxpr, ScopeKind(TOP), options, compiled=compiled)
+        planned = _plan_scope(jaxpr, ScopeKind(TOP), options, compiled=compiled)
+    return _rules_apart(planned) if marker_effect in jaxpr.effects else planned
 
 
 @contextlib.contextmanager
@@ -43,17 +43,44 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-# A jaxpr that JAX has cached is planned once, and its plan is one object: XLA's compile caches
+# A jaxpr that JAX has cached is rewritten once, and the result is one object: XLA's compile caches
 # depend on it. No entry refers to its own key, so nothing is kept alive here.
-_plans: weakref.WeakKeyDictionary[Jaxpr, dict[Any, Jaxpr | None]] = weakref.WeakKeyDictionary()
+_rewritten: weakref.WeakKeyDictionary[Jaxpr, dict[Any, Jaxpr | None]] = weakref.WeakKeyDictionary()
 
 
-def _plan_nested(jaxpr: Jaxpr, kind: ScopeKind, options: Options) -> Jaxpr:
-    known = _plans.setdefault(jaxpr, {})
-    if (kind, options) not in known:
-        planned = _plan_scope(jaxpr, kind, options, compiled=True)
-        known[kind, options] = None if planned is jaxpr else planned
-    return known[kind, options] or jaxpr
+def _once(jaxpr: Jaxpr, key: Any, rewrite: Callable[[], Jaxpr]) -> Jaxpr:
+    known = _rewritten.setdefault(jaxpr, {})
+    if key not in known:
+        result = rewrite()
+        known[key] = None if result is jaxpr else result
+    return known[key] or jaxpr
+
+
+def _with_nested(eqn: JaxprEqn, rewrite: Callable[[Jaxpr, ScopeKind], Jaxpr]) -> dict[str, Any]:
+    """The parameters of an equation that change when the jaxprs in them are rewritten."""
+    changed = {}
+    for name, kind in scopes(eqn).items():
+        before = scopes_of(eqn.params[name])
+        after = tuple(rewrite(jaxpr, kind) for jaxpr in before)
+        if any(a is not b for a, b in zip(after, before, strict=True)):
+            changed[name] = after if isinstance(eqn.params[name], tuple) else after[0]
+    return changed
+
+
+def _rules_apart(jaxpr: Jaxpr) -> Jaxpr:
+    """Lets the derivative rules in a jaxpr, which may run at any time, know that they are such."""
+    changed = {}
+    for i, eqn in enumerate(jaxpr.eqns):
+        params = rules_within(eqn, in_rule)
+        params |= _with_nested(
+            eqn, lambda inner, _: _once(inner, "rules", lambda: _rules_apart(inner))
+        )
+        if params:
+            changed[i] = eqn.replace(params=eqn.params | params)
+    if not changed:
+        return jaxpr
+    eqns = [changed.get(i, eqn) for i, eqn in enumerate(jaxpr.eqns)]
+    return jaxpr.replace(eqns=eqns, debug_info=jaxpr.debug_info)
 
 
 def _plan_scope(jaxpr: Jaxpr, kind: ScopeKind, options: Options, *, compiled: bool) -> Jaxpr:
@@ -73,8 +100,6 @@ def _plan_scope(jaxpr: Jaxpr, kind: ScopeKind, options: Options, *, compiled: bo
         for hazard in found.hazards:
             pins.want(hazard.target, hazard.held, hazard.readers, limit=hazard.nbytes)
         pins.want_alone(found.alone)
-        if (record := current_record()) is not None:
-            record.add_scope(scope, found)
     placed = active and pins.place()
     if placed or nested or scope.markers or scope.rewritten:
         return scope.to_jaxpr(nested)
@@ -92,10 +117,11 @@ def _plan_params(eqn: JaxprEqn, options: Options) -> dict[str, Any]:
                 "declare the order outside of it, in a loop or branch, or in a jitted function.",
             )
         )
-    changed = {}
-    for name, kind in scopes(eqn).items():
-        before = scopes_of(eqn.params[name])
-        after = tuple(_plan_nested(jaxpr, kind, options) for jaxpr in before)
-        if any(a is not b for a, b in zip(after, before, strict=True)):
-            changed[name] = after if isinstance(eqn.params[name], tuple) else after[0]
-    return changed
+
+    def plan_nested(jaxpr: Jaxpr, kind: ScopeKind) -> Jaxpr:
+        def rewrite() -> Jaxpr:
+            return _plan_scope(jaxpr, kind, options, compiled=True)
+
+        return _once(jaxpr, (kind, options), rewrite)
+
+    return _with_nested(eqn, plan_nested)

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.experimental import checkify
 
-from jaxsched import before, scheduled
+from jaxsched import ScheduleError, before, scheduled
 from jaxsched._pin import pin_p
 from tests.common import V, X, assert_same, pins, plain_push, push, undeclared
 
@@ -179,10 +179,10 @@ def shared(x):
     return x_new
 
 
-def test_a_rule_that_was_replayed_leaves_no_trace_without_declarations():
-    """What jit traced while a rule was replayed must not be taken for what is scheduled later."""
+def test_a_rule_that_was_run_again_leaves_no_trace_without_declarations():
+    """What jit traced while a rule ran must not be taken for what is scheduled later."""
     jax.clear_caches()
-    doubled = jax.custom_jvp(lambda x: x * 2)
+    doubled = jax.custom_jvp(lambda x: shared(x))
     doubled.defjvp(lambda primals, tangents: (doubled(*primals), shared(tangents[0])))
     jax.jvp(scheduled(doubled), (X,), (X,))
     assert pins(scheduled(shared, infer=False), X) == 1
@@ -190,13 +190,21 @@ def test_a_rule_that_was_replayed_leaves_no_trace_without_declarations():
 
 def test_a_rule_may_call_what_was_traced_with_declarations():
     jax.clear_caches()
-    doubled = jax.custom_jvp(lambda x: x * 2)
+    doubled = jax.custom_jvp(lambda x: shared(x))
     doubled.defjvp(lambda primals, tangents: (doubled(*primals), shared(tangents[0])))
     assert pins(scheduled(shared, infer=False), X) == 1
     _, tangent = jax.jvp(scheduled(doubled), (X,), (X,))
     expected = X.copy()
     expected[0] *= 2
     assert_same(tangent, expected)
+
+
+def test_a_rule_alone_cannot_declare_an_order():
+    doubled = jax.custom_jvp(lambda x: x * 2)
+    doubled.defjvp(lambda primals, tangents: (doubled(*primals), shared(tangents[0])))
+    with pytest.raises(ScheduleError, match="outside of a scheduled function") as caught:
+        jax.jvp(scheduled(doubled), (X,), (X,))
+    assert "test_transforms.py" in str(caught.value)
 
 
 ### Sharding
