@@ -14,6 +14,7 @@ from jaxsched._errors import ScheduleError, message
 from jaxsched._jax import eval_jaxpr, tracing
 from jaxsched._options import Options
 from jaxsched._plan import plan
+from jaxsched._record import current_record
 
 __all__ = ["scheduled"]
 
@@ -95,6 +96,8 @@ def scheduled(fun: Any = None, /, *, infer: bool = True) -> Any:
         with collecting():
             jaxpr, shapes = jax.make_jaxpr(call, return_shape=True)(*args, **kwargs)
         asked = options
+        if (record := current_record()) is not None:
+            jaxpr, asked = record.numbered(jaxpr), record.options(options)
         planned = plan(jaxpr, asked, compiled=tracing())
         leaves = eval_jaxpr(planned, jax.tree.leaves((args, kwargs)))
         return jax.tree.unflatten(jax.tree.structure(shapes), leaves)

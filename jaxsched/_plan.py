@@ -13,6 +13,7 @@ from jaxsched._hazards import find_hazards
 from jaxsched._jax import Jaxpr, JaxprEqn, rules_within, scopes_of, user_line
 from jaxsched._options import Options
 from jaxsched._pins import Pins
+from jaxsched._record import current_record
 from jaxsched._scope import Scope
 from jaxsched._updates import ScopeKind, scopes
 
@@ -100,6 +101,8 @@ def _plan_scope(jaxpr: Jaxpr, kind: ScopeKind, options: Options, *, compiled: bo
         for hazard in found.hazards:
             pins.want(hazard.target, hazard.held, hazard.readers, limit=hazard.nbytes)
         pins.want_alone(found.alone)
+        if (record := current_record()) is not None:
+            record.add_scope(scope, found)
     placed = active and pins.place()
     if placed or nested or scope.markers or scope.rewritten:
         return scope.to_jaxpr(nested)
