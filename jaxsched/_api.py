@@ -98,7 +98,10 @@ def scheduled(fun: Any = None, /, *, infer: bool = True) -> Any:
         asked = options
         if (record := current_record()) is not None:
             jaxpr, asked = record.numbered(jaxpr), record.options(options)
-        planned = plan(jaxpr, asked, compiled=tracing())
+        try:
+            planned = plan(jaxpr, asked, compiled=tracing())
+        except ScheduleError as error:
+            raise error.with_traceback(None) from None  # the user's lines are in the message
         leaves = eval_jaxpr(planned, jax.tree.leaves((args, kwargs)))
         return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
