@@ -26,8 +26,14 @@ def plan(jaxpr: Jaxpr, options: Options, *, compiled: bool) -> Jaxpr:
     In eager code (not `compiled`) every equation is finished before the next one starts, so that
     only the order matters there; the bodies of loops and jitted functions are compiled.
     """
+    top, planned = ScopeKind(TOP), None
     with _collector_paused():
-        planned = _plan_scope(jaxpr, ScopeKind(TOP), options, compiled=compiled)
+        if not compiled:
+            # Nested jitted functions stay whole here, unless a declaration reaches into one.
+            with contextlib.suppress(ScheduleError):
+                planned = _plan_scope(jaxpr, top, options, compiled=False, inline=False)
+        if planned is None:
+            planned = _plan_scope(jaxpr, top, options, compiled=compiled, inline=True)
     return _rules_apart(planned) if marker_effect in jaxpr.effects else planned
 
 
@@ -84,10 +90,12 @@ def _rules_apart(jaxpr: Jaxpr) -> Jaxpr:
     return jaxpr.replace(eqns=eqns, debug_info=jaxpr.debug_info)
 
 
-def _plan_scope(jaxpr: Jaxpr, kind: ScopeKind, options: Options, *, compiled: bool) -> Jaxpr:
+def _plan_scope(
+    jaxpr: Jaxpr, kind: ScopeKind, options: Options, *, compiled: bool, inline: bool
+) -> Jaxpr:
     # Without inference a function without declarations is left as it is.
     active = compiled and (options.infer or marker_effect in jaxpr.effects)
-    scope = Scope(jaxpr, inline=compiled, rewrite=active)
+    scope = Scope(jaxpr, inline=inline, rewrite=active)
     nested = {}
     for node in scope.graph.nodes:
         params = _plan_params(node.payload, options)
@@ -101,6 +109,8 @@ def _plan_scope(jaxpr: Jaxpr, kind: ScopeKind, options: Options, *, compiled: bo
         for hazard in found.hazards:
             pins.want(hazard.target, hazard.held, hazard.readers, limit=hazard.nbytes)
         pins.want_alone(found.alone)
+        for value, readers in found.passed:
+            pins.want_returned(value, readers)
         if (record := current_record()) is not None:
             record.add_scope(scope, found)
     placed = active and pins.place()
@@ -123,7 +133,7 @@ def _plan_params(eqn: JaxprEqn, options: Options) -> dict[str, Any]:
 
     def plan_nested(jaxpr: Jaxpr, kind: ScopeKind) -> Jaxpr:
         def rewrite() -> Jaxpr:
-            return _plan_scope(jaxpr, kind, options, compiled=True)
+            return _plan_scope(jaxpr, kind, options, compiled=True, inline=True)
 
         return _once(jaxpr, (kind, options), rewrite)
 
