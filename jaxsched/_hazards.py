@@ -59,24 +59,27 @@ class Unavoidable:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Findings:
-    """What a scope needs beyond its order; `alone` are values to pin without any reads."""
+    """What a scope needs beyond its order; `alone` are values to pin without any reads, `passed`
+    are inputs that it returns as they are, each with what reads them."""
 
     hazards: list[Hazard]
     unavoidable: list[Unavoidable]
     alone: list[Value]
+    passed: list[tuple[Value, list[Node]]]
 
 
 def find_hazards(scope: Scope, kind: ScopeKind, *, infer: bool) -> Findings:
     """What has to be pinned in a scope; with `infer`, its inferred edges are added to the graph."""
     buffers, lineages = find_writes(scope, kind)
     alone = [*_viewed_operands(buffers), *_lingering(buffers)]
-    found = Findings([], [], list(dict.fromkeys(alone)))
+    found = Findings([], [], list(dict.fromkeys(alone)), [])
     if infer:
         fixed = {*scope.constants, *scope.inputs[: kind.fixed]}
         # The conflicts are what the data alone order; so all of them are found before any edge.
         for conflict in [_Conflict(scope.graph, *each) for each in buffers.items()]:
             _resolve(scope.graph, conflict, fixed, found)
         found.hazards.extend(_recycled(scope, kind, lineages))
+        found.passed.extend(_passed_through(scope, kind))
     return found
 
 
@@ -295,6 +298,16 @@ def _recycled(scope: Scope, kind: ScopeKind, lineages: Lineages) -> list[Hazard]
         if held and readers and all(path is None for path in paths):
             hazards.append(Hazard(origin, held, readers, value.nbytes))
     return hazards
+
+
+def _passed_through(scope: Scope, kind: ScopeKind) -> list[tuple[Value, list[Node]]]:
+    """In a branch, the inputs that it returns and also reads, while another branch writes them.
+
+    XLA sees one buffer for all branches only where each of them is done with the old value.
+    """
+    values = (scope.inputs[i] for i in sorted(kind.overwritten))
+    passed = ((value, uses_of(value)[0]) for value in values if value.is_output)
+    return [(value, readers) for value, readers in passed if readers]
 
 
 def _takeovers(scope: Scope, kind: ScopeKind, lineages: Lineages) -> list[tuple[int, int]]:

@@ -28,6 +28,7 @@ class Pins:
         self._scope = scope
         self._wanted: dict[tuple[Node, frozenset[Node]], _Wanted] = {}
         self._alone: list[Value] = []
+        self._returned: dict[Value, list[Node]] = {}
 
     def want(
         self,
@@ -48,6 +49,10 @@ class Pins:
         """Asks for pins over single values, which everything that uses them has to wait for."""
         self._alone.extend(values)
 
+    def want_returned(self, value: Value, readers: Iterable[Node]) -> None:
+        """Asks for a pin at which `value` waits for its readers before the scope returns it."""
+        self._returned[value] = list(readers)
+
     def place(self) -> bool:
         """Inserts the pins into the graph; says whether there are any."""
         placed = False
@@ -55,6 +60,8 @@ class Pins:
             placed |= self._place(key[0], self._wanted[key])
         for value in self._alone:
             self._place_alone(value)
+        for value, readers in self._returned.items():
+            placed |= self._place_returned(value, readers)
         return placed or bool(self._alone)
 
     def _place(self, target: Node, wanted: _Wanted) -> bool:
@@ -84,6 +91,16 @@ class Pins:
         if producer is None:
             return False
         return any(graph.depends_on(producer, node, len(graph.nodes)) for node in later)
+
+    def _place_returned(self, value: Value, readers: list[Node]) -> bool:
+        graph = self._scope.graph
+        cut = choose_cut(graph, readers, [], [])
+        if cut is None or not cut.values or cut.cost > value.nbytes or value in cut.values:
+            return False
+        pin = self._scope.insert_pin([value], list(cut.values), readers[0].payload)
+        for read, pinned in zip(pin.inputs, pin.outputs, strict=True):
+            graph.rewire(read, pinned, cut.values.get(read, []), outputs=True)
+        return True
 
     def _place_alone(self, value: Value) -> None:
         producer = value.producer

@@ -217,11 +217,13 @@ def is_elementwise(eqn: JaxprEqn) -> bool:
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScopeKind:
     """How a jaxpr is used: the first `fixed` inputs must keep their values, and in a loop each of
-    the `carry` inputs behind them is replaced by the output with the same number."""
+    the `carry` inputs behind them is replaced by the output with the same number. In a branch, the
+    inputs `overwritten` are overwritten by this branch or by another one."""
 
     name: str
     fixed: int = 0
     carry: int | None = None
+    overwritten: frozenset[int] = frozenset()
 
     def may_become(self, source: int, result: int) -> bool:
         """Whether input `source` and output `result` may share memory."""
@@ -242,7 +244,8 @@ def scopes(eqn: JaxprEqn) -> dict[str, ScopeKind]:
             "body_jaxpr": ScopeKind("while body", params["body_nconsts"], len(eqn.outvars)),
         }
     if name == "cond":
-        return {"branches": ScopeKind("branch")}
+        overwritten = frozenset(operand - 1 for operand, _ in updates(eqn))
+        return {"branches": ScopeKind("branch", overwritten=overwritten)}
     if name in _CALLS:
         return {_CALLS[name]: ScopeKind(f"function under `{name}`")}
     return {}
