@@ -122,21 +122,18 @@ def _explained(plans: _Plans, copy: HloCopy, *, gone: bool) -> Copy:
 
 
 def _read_late(plans: _Plans, copy: HloCopy, explained: Copy) -> Copy:
-    reader = plans.reader(copy)
-    unavoidable = plans.unavoidable(copy)
-    if reader is None and unavoidable is not None and unavoidable.reader is not None:
-        reader = Line.of_equation(unavoidable.reader.payload)
-    forced_by = reader or explained.forced_by
-    explained = dataclasses.replace(explained, forced_by=forced_by)
+    unavoidable = None if explained.avoidable else plans.unavoidable(copy)
+    if unavoidable is not None:
+        late = unavoidable.reader
+        forced_by = plans.reader(copy) if late is None else Line.of_equation(late.payload)
+        explained = dataclasses.replace(explained, forced_by=forced_by or explained.forced_by)
+        return _kept(explained, unavoidable.why, "read what is needed before the write")
     if copy.forced_by is copy.write:
         reason = "the write reads the old contents elsewhere than where it overwrites them"
     else:
         reason = "the old contents may be read after the write"
-    if explained.avoidable:
-        return dataclasses.replace(explained, reason=reason)
-    if unavoidable is not None:
-        return _kept(explained, unavoidable.why, "read what is needed before the write")
-    return dataclasses.replace(explained, reason=reason)
+    forced_by = plans.reader(copy) or explained.forced_by
+    return dataclasses.replace(explained, forced_by=forced_by, reason=reason)
 
 
 def _kept(explained: Copy, reason: str, fix: str) -> Copy:

@@ -37,8 +37,8 @@ def buffers_and_charts(
         chosen = []
         for original, family in families.items():
             if len(family) > 1 or _is_written(original, scope):
-                found.append(_buffer(program, original, family, scope))
-                chosen += family
+                found.append(_buffer(program, family, scope))
+                chosen.append(family)
         if chosen:
             charts.append(_chart(program, computation, scope, chosen))
     found.sort(key=lambda buffer: -buffer.nbytes)
@@ -62,14 +62,15 @@ def _scope(program: Program, computation: Computation) -> Line | None:
     return Line.of_source(user_source(program.flow.module, caller))
 
 
-def _buffer(program: Program, original: Life, family: list[Life], scope: Line | None) -> Buffer:
+def _buffer(program: Program, family: list[Life], scope: Line | None) -> Buffer:
+    original = family[0].original
     argument = program.arguments.get(original.instruction.op_name or "")
     events = sorted(
         (event for life in family for event in life.events), key=lambda event: event.position
     )
     copies = {life.instruction for life in family if life.source is not None}
     return Buffer(
-        name=_name(program, original),
+        name=_name(program, family, scope),
         nbytes=original.array.nbytes,
         argument=original.argument,
         donated=original.argument and argument is not None and argument.donated,
@@ -85,23 +86,26 @@ def _lines(lines: Iterable[Line | None]) -> tuple[Line, ...]:
     return tuple(dict.fromkeys(line for line in lines if line is not None))
 
 
-def _name(program: Program, life: Life) -> str:
+def _name(program: Program, family: list[Life], scope: Line | None) -> str:
     """The user's name for a buffer, as far as it is known."""
-    argument = program.arguments.get(life.instruction.op_name or "")
+    original = family[0].original
+    argument = program.arguments.get(original.instruction.op_name or "")
     if argument is not None:
         return argument.name
-    uses = (event.line for event in life.events if event.line is not None)
+    uses = (e.line for life in family for e in life.events if e.line is not None)
     updated = next((line.updated for line in uses if line.updated), None)
-    if life.argument:
-        return updated or "a carried array"
-    assigned = life.line.names if life.line is not None else ()
-    return updated or next(iter(assigned), life.instruction.name)
+    if original.argument:
+        return updated or (scope and scope.updated) or "an operand"
+    assigned = original.line.names if original.line is not None else ()
+    return updated or next(iter(assigned), original.instruction.name)
 
 
 def _chart(
-    program: Program, computation: Computation, scope: Line | None, alive: list[Life]
+    program: Program, computation: Computation, scope: Line | None, families: list[list[Life]]
 ) -> Chart:
     """The largest of these lives against the instructions that have to do with them."""
+    names = {life: _name(program, family, scope) for family in families for life in family}
+    alive = list(names)
     shown = sorted(alive, key=lambda life: -life.array.nbytes)[:_ROWS]
     shown.sort(key=alive.index)
     edges = [
@@ -122,7 +126,7 @@ def _chart(
             instructions.append((instruction.name, line))
     rows = [
         Row(
-            name=_name(program, life.original),
+            name=names[life],
             nbytes=life.array.nbytes,
             start=column[life.position],
             end=column[life.end],

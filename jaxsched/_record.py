@@ -77,12 +77,14 @@ class Record:
         """Takes down the orders of a scope, before its pins make data of them."""
         self.unavoidable += found.unavoidable
         for node in scope.graph.nodes:
+            declared = {e.target: e for e in node.outgoing if e.kind == "declared"}
             for edge in node.outgoing:
-                if edge.kind == "inferred":
+                if edge.kind == "inferred" and edge.target not in declared:
                     by_data = _depends_by_data(edge.target, node)
                     self.orders.append(Order("data" if by_data else "inferred", node, edge.target))
-                elif edge.kind == "declared" and edge.origin is not None:
-                    self.orders.append(Order("declared", node, edge.target, edge.origin))
+            for target, edge in declared.items():
+                if edge.origin is not None:
+                    self.orders.append(Order("declared", node, target, edge.origin))
 
 
 def _depends_by_data(node: Node, ancestor: Node) -> bool:
