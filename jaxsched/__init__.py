@@ -11,6 +11,7 @@ from jaxsched._before import before as before
 from jaxsched._errors import CycleError as CycleError
 from jaxsched._errors import ScheduleError as ScheduleError
 from jaxsched._explain import explain as explain
+from jaxsched._in_place import assert_in_place as assert_in_place
 from jaxsched._report import Report as Report
 
 __version__ = "0.1.0"

@@ -133,6 +133,7 @@ def _report(jitted: Any, infer: bool, args: tuple[Any, ...], kwargs: dict[str, A
         buffers=buffers,
         copies=explained_copies(program, known, other if compared else None, is_scheduled),
         temp_bytes=program.temp_bytes,
+        arguments=tuple(program.arguments.values()),
         rescheduled=_totals(other) if compared else None,
         declarations=tuple(_declarations(_edges(other, inferred))) if compared else (),
         charts=charts,

@@ -20,10 +20,14 @@ _ROOT = re.compile(r"[^\W\d]\w*")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Argument:
-    """One array among the arguments: `name` as in `state['w']`, `root` as in `state`."""
+    """One array among the arguments: `name` as in `state['w']`, `root` as in `state`.
+
+    `nbytes` is its size on one device, 0 where the function does not use it.
+    """
 
     name: str
     root: str
+    nbytes: int
     donated: bool
 
 
@@ -50,12 +54,13 @@ class Program:
             Instances(flow),
             copies(module, SMALL + 1),
             memory.temp_size_in_bytes if memory is not None else 0,
-            _arguments(traced),
+            _arguments(traced, module),
         )
 
 
-def _arguments(traced: Any) -> dict[str, Argument]:
+def _arguments(traced: Any, module: Module) -> dict[str, Argument]:
     """The arguments by the names under which XLA knows them."""
+    sizes = {each.op_name: each.shape.nbytes for each in module.entry.parameters.values()}
     infos = jax.tree.leaves(traced.args_info)
     names: tuple[str | None, ...] = traced.jaxpr.debug_info.arg_names or ()
     found = {}
@@ -63,5 +68,6 @@ def _arguments(traced: Any) -> dict[str, Argument]:
     for name, info in zip(names[len(names) - len(infos) :], infos, strict=False):
         if name is not None:
             root = _ROOT.match(name)
-            found[name] = Argument(name, root[0] if root else name, info.donated)
+            nbytes = sizes.get(name, 0)
+            found[name] = Argument(name, root[0] if root else name, nbytes, info.donated)
     return found

@@ -11,7 +11,7 @@ from jaxsched._verdicts import Verdict
 if TYPE_CHECKING:
     from jaxsched._report import Buffer, Copy, Edge, Report
 
-__all__ = ["lines_of", "text", "where"]
+__all__ = ["copies_text", "lines_of", "text", "where"]
 
 _WIDTH = 100
 _SHOWN = 20  # edges, buffers and copies: the rest is only counted
@@ -22,7 +22,7 @@ def text(report: "Report") -> str:
     short = short_names(lines_of(report))
     lines = [*_summary(report)]
     for title, section in (
-        ("copies", _copies(report, short)),
+        ("copies", copies_text(report.copies, short)),
         ("buffers", _buffers(report, short)),
         ("order", _edges(report, short)),
         ("the inferred order, to paste", report.declarations),
@@ -76,8 +76,9 @@ def _copied(number: int, nbytes: int) -> str:
     return f"{number}, of {nbytes:,} bytes" if number else "none"
 
 
-def _copies(report: "Report", short: dict[str, str]) -> Iterator[str]:
-    counted = Counter(report.copies)
+def copies_text(copies: Iterable["Copy"], short: dict[str, str]) -> Iterator[str]:
+    """For each copy what it copies, for what, why and how to avoid it; equal ones are counted."""
+    counted = Counter(copies)
     for copy in [*counted][:_SHOWN]:
         number = f"{counted[copy]} x " if counted[copy] > 1 else ""
         yield f"{number}{copy.nbytes:,} bytes of {copy.buffer}, {_times(copy)}"

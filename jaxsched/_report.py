@@ -6,6 +6,7 @@ from jaxsched import _render_data, _render_html, _render_text
 from jaxsched._graph import Kind
 from jaxsched._lines import Line
 from jaxsched._lives import What
+from jaxsched._program import Argument
 from jaxsched._verdicts import Verdict
 
 __all__ = ["Buffer", "Chart", "Copy", "Edge", "Report", "Row", "Totals"]
@@ -127,6 +128,7 @@ class Report:
         buffers: the memory that is overwritten or copied, each piece with its life.
         copies: the copies, the largest first, with what forces each and how to avoid it.
         temp_bytes: the temporary memory of the compiled function.
+        arguments: the arrays among the arguments, and which of them are donated.
         rescheduled: copies and memory of the same function under `@scheduled`; None where it is.
         declarations: the inferred order as lines of code, for a function which is not scheduled.
         charts: the final order of instructions against the buffers.
@@ -138,6 +140,7 @@ class Report:
     buffers: tuple[Buffer, ...]
     copies: tuple[Copy, ...]
     temp_bytes: int
+    arguments: tuple[Argument, ...] = ()
     rescheduled: Totals | None = None
     declarations: tuple[str, ...] = ()
     charts: tuple[Chart, ...] = ()
