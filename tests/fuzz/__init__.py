@@ -1,0 +1,1 @@
+"""Random programs against oracles that are not the compiler; `python -m tests.fuzz --help`."""

@@ -1,0 +1,139 @@
+"""What has to hold for a program: its plan without a compiler, and its compiled form."""
+
+import itertools
+import random
+from collections import defaultdict
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxsched._before import collecting, marker_p
+from jaxsched._jax import Jaxpr, Literal, scopes_of
+from jaxsched._plan import Options, plan
+from tests.fuzz._inplace import Machine
+from tests.fuzz._primitives import VIEWS
+from tests.fuzz._program import Program, evaluate, function
+
+__all__ = ["Failure", "check_plan", "compare", "trace_and_plan"]
+
+LARGE = 1e5  # beyond it the rounding of one more addition is no longer small
+
+
+class Failure(AssertionError):
+    """A program does not do what it has to do; `kind` tells one fault from another."""
+
+    def __init__(self, kind: str, text: str = ""):
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+
+
+def compare(kind: str, given: Any, wanted: Any) -> None:
+    """Raises unless the results are equal, floats up to rounding."""
+    for number, (a, b) in enumerate(zip(given, wanted, strict=True)):
+        a = np.asarray(a)
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            raise Failure(f"{kind}: type", f"result {number} is {a.dtype}{a.shape}, not {b.dtype}")
+        if b.dtype.kind != "f":
+            same = np.array_equal(a, b)
+        else:
+            largest = np.abs(b).max(initial=1)
+            if not largest < LARGE:
+                continue
+            same = np.allclose(a, b, rtol=1e-5, atol=1e-5 * largest)
+        if not same:
+            raise Failure(kind, f"result {number} is wrong")
+
+
+def trace(program: Program) -> Jaxpr:
+    with collecting():
+        return jax.make_jaxpr(function(program))(*program.arguments())
+
+
+def trace_and_plan(program: Program, *, infer: bool = True) -> Jaxpr:
+    return plan(trace(program), Options(infer=infer), compiled=True)
+
+
+def check_plan(program: Program, seed: int = 0, runs: int = 3) -> dict[str, int]:
+    """The plans of a program, with and without inference; raises Failure, or counts."""
+    wanted = evaluate(program.block, program.arguments())
+    jaxpr = trace(program)
+    counts = defaultdict(int)
+    for infer in (True, False):
+        try:
+            planned = plan(jaxpr, Options(infer=infer), compiled=True)
+        except Exception as error:
+            raise Failure(f"plan raises {type(error).__name__}", str(error)) from error
+        counts["plans"] += 1
+        orders, complete = declared(jaxpr, planned)
+        if not complete:
+            counts["unmapped"] += 1
+        check_orders(planned, orders)
+        for run, fused in itertools.product(
+            range(runs if infer and complete else 0), (False, True)
+        ):
+            machine = Machine(orders, random.Random(f"{seed} {run}"), fused=fused)
+            results = machine.run(planned, [np.array(each) for each in program.arguments()])
+            counts["contested"] += machine.contested
+            compare(f"in place, {'fused' if fused else 'in order'}", results, wanted)
+    return counts
+
+
+def scopes(jaxpr: Jaxpr) -> Any:
+    yield jaxpr
+    for eqn in jaxpr.eqns:
+        for value in eqn.params.values():
+            for inner in scopes_of(value):
+                yield from scopes(inner)
+
+
+def declared(jaxpr: Jaxpr, planned: Jaxpr) -> tuple[dict[Any, list[Any]], bool]:
+    """Later variable -> earlier ones, as declared; whether the plan still has them all."""
+    known = {v for scope in scopes(planned) for eqn in scope.eqns for v in eqn.outvars}
+    found: dict[Any, list[Any]] = defaultdict(list)
+    complete = True
+    for scope in scopes(jaxpr):
+        for eqn in scope.eqns:
+            if eqn.primitive is marker_p:
+                values = iter(eqn.invars)
+                groups = [list(itertools.islice(values, n)) for n in eqn.params["groups"]]
+                for earlier, later in itertools.pairwise(groups):
+                    for a, b in itertools.product(earlier, later):
+                        if a in known and b in known:
+                            found[b].append(a)
+                        else:
+                            complete = False
+    return dict(found), complete
+
+
+def check_orders(planned: Jaxpr, orders: dict[Any, list[Any]]) -> None:
+    """Every declared order between values that are used is one of data and pins in the plan."""
+    for scope in scopes(planned):
+        producer = {v: eqn for eqn in scope.eqns for v in eqn.outvars}
+        used = _needed(scope.outvars, producer, through_pins=False)
+        for later in producer.keys() & orders.keys() & used:
+            reached = _needed(producer[later].invars, producer)
+            for earlier in used.intersection(orders[later]):
+                made = earlier
+                while made in producer and producer[made].primitive.name in {*VIEWS, "pin"}:
+                    eqn = producer[made]
+                    made = eqn.invars[eqn.outvars.index(made)]
+                if reached.isdisjoint(producer[made].outvars):
+                    raise Failure("declared order is lost", f"{earlier} before {later}")
+
+
+def _needed(values: Any, producer: Any, *, through_pins: bool = True) -> set[Any]:
+    """The values and all that they are computed from, or wait for at a pin."""
+    reached: set[Any] = set()
+    todo = list(values)
+    while todo:
+        value = todo.pop()
+        if not isinstance(value, Literal) and value not in reached:
+            reached.add(value)
+            if value in producer:
+                eqn = producer[value]
+                if eqn.primitive.name == "pin" and not through_pins:
+                    todo.append(eqn.invars[eqn.outvars.index(value)])
+                else:
+                    todo += eqn.invars
+    return reached
