@@ -90,6 +90,8 @@ def _resolve(graph: Graph, conflict: "_Conflict", fixed: set[Value], found: Find
         why = "it must keep its value"
     elif conflict.returned:
         why = "its old value is returned"
+    elif conflict.also_read:
+        why = "the write itself reads it too"
     elif late := conflict.order(graph):
         why = "its old value is read after the write"
     else:
@@ -120,6 +122,15 @@ class _Conflict:
         self.readers = [node for node in uses if node not in apart]
         self.risky = [node for node in self.readers if _is_hazard(graph, node, self.keeper)]
 
+    @property
+    def also_read(self) -> bool:
+        """Whether the write takes the buffer another time, and not to write it: a loop that
+        carries an array and reads the old one."""
+        node = self.keeper.node
+        written = {write.operand for write in self.writes if write.node is node}
+        others = (value for i, value in enumerate(node.inputs) if i not in written)
+        return not self.keeper.arithmetic and any(root(value) is self.buffer for value in others)
+
     def hazard(self) -> Hazard:
         return Hazard(self.keeper.node, self.held, self.risky, self.buffer.nbytes)
 
@@ -129,7 +140,18 @@ class _Conflict:
         for reader in sorted(readers, key=lambda node: node.rank):
             if graph.add_edge(Edge("inferred", reader, self.keeper.node)) is not None:
                 return reader
+        self._order_windows(graph)
         return None
+
+    def _order_windows(self, graph: Graph) -> None:
+        """A slice of the window that is written starts with the write, unless a reader needs it."""
+        held, self.held = self.held[1:], self.held[:1]
+        for node, operand in held:
+            edges = (Edge("inferred", reader, node) for reader in self.risky)
+            if all(graph.add_edge(edge) is None for edge in edges):
+                self.held.append((node, operand))
+            else:
+                self.risky.append(node)
 
 
 def _keeper(graph: Graph, writes: list[Write]) -> Write:
