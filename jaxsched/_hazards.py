@@ -30,6 +30,7 @@ from jaxsched._writes import (
 
 __all__ = ["Findings", "Hazard", "Unavoidable", "find_hazards"]
 
+_NEAR = 32
 _SEARCH = 256  # steps after which a path counts as not found; keeps planning linear
 
 
@@ -196,12 +197,32 @@ def _destination(write: Write, places: dict[Value, int]) -> int:
 def _is_hazard(graph: Graph, reader: Node, write: Write) -> bool:
     """Whether XLA may read the buffer late: after the write, or in one kernel with it.
 
-    A result that the write needs is computed in time; only where all that lies between can be
-    fused into the write does XLA read the buffer while it is being overwritten.
+    A result that the write needs is computed in time. But XLA computes what it can fuse once more
+    for another user; and where all that lies between can be fused into the write, it reads the
+    buffer while that is being overwritten.
     """
-    if not graph.depends_on(write.last, reader, _SEARCH):
+    if not graph.depends_on(write.last, reader, _SEARCH) or _is_recomputed(graph, reader, write):
         return True
     return not is_materialized(write.last.payload) and _fusible_path(reader, write.last)
+
+
+def _is_recomputed(graph: Graph, reader: Node, write: Write) -> bool:
+    """Whether a read that the write needs can be fused into something that may run later."""
+    todo = [reader]
+    for node in todo:
+        once = is_elementwise(node.payload) and not _is_duplicated(node)
+        if once or is_materialized(node.payload) or len(todo) > _NEAR:
+            continue
+        for value in node.outputs:
+            for user in value.users:
+                if user in (write.node, write.last) or user in todo:
+                    continue
+                if not graph.depends_on(write.last, user, _SEARCH):
+                    return True
+                todo.append(user)
+            if value.is_output:
+                return True
+    return False
 
 
 def _fusible_path(reader: Node, last: Node) -> bool:
