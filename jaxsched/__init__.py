@@ -8,6 +8,8 @@ _check_version(_jax_package.__version__)
 
 from jaxsched._api import scheduled as scheduled
 from jaxsched._before import before as before
+from jaxsched._errors import CopyError as CopyError
+from jaxsched._errors import CopyWarning as CopyWarning
 from jaxsched._errors import CycleError as CycleError
 from jaxsched._errors import ScheduleError as ScheduleError
 from jaxsched._explain import explain as explain

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jaxsched._before import collecting
 from jaxsched._errors import ScheduleError, message
 from jaxsched._jax import eval_jaxpr, tracing
-from jaxsched._options import Options
+from jaxsched._options import CopyPolicy, Options
 from jaxsched._plan import plan
 from jaxsched._record import current_record
 
@@ -20,12 +20,14 @@ __all__ = ["scheduled"]
 
 
 @overload
-def scheduled[**P, R](fun: Callable[P, R], /, *, infer: bool = True) -> Callable[P, R]: ...
+def scheduled[**P, R](
+    fun: Callable[P, R], /, *, infer: bool = True, copies: CopyPolicy = "allow"
+) -> Callable[P, R]: ...
 @overload
 def scheduled[**P, R](
-    fun: None = None, /, *, infer: bool = True
+    fun: None = None, /, *, infer: bool = True, copies: CopyPolicy = "allow"
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-def scheduled(fun: Any = None, /, *, infer: bool = True) -> Any:
+def scheduled(fun: Any = None, /, *, infer: bool = True, copies: CopyPolicy = "allow") -> Any:
     """Orders the reads and in-place writes of a function so that XLA does not copy its buffers.
 
     ```
@@ -46,13 +48,19 @@ def scheduled(fun: Any = None, /, *, infer: bool = True) -> Any:
             everything else (strings, Python numbers, objects) is seen by the function as it is.
         infer: also order every read of a buffer before the write that reuses its memory, where
             that is free to choose. With False only the orders declared by `before` are kept.
+        copies: what to do where XLA copies an argument, or a value carried by a loop, that the
+            function updates: "allow" it, "warn" with a `CopyWarning`, or raise an "error"
+            (`CopyError`). It shows when the function is compiled; where the function's own logic
+            needs the copy, when it is traced. A program from the persistent compilation cache was
+            told of when it was compiled.
 
     Returns:
         A function with the signature, the name and the results of `fun`.
 
     Raises:
-        ScheduleError: when `fun` is not callable or `infer` is not a bool; and, once the function
-            is called, for declarations that have no meaning or contradict each other.
+        ScheduleError: when `fun` is not callable or an option is none of those above; and, once the
+            function is called, for declarations that have no meaning or contradict each other.
+        CopyError: see `copies`.
 
     Example:
 
@@ -78,8 +86,16 @@ def scheduled(fun: Any = None, /, *, infer: bool = True) -> Any:
                 "infer=True (order what is free to order) or infer=False (declared orders only).",
             )
         )
+    if not isinstance(copies, str) or copies not in get_args(CopyPolicy):
+        raise ScheduleError(
+            message(
+                f'`copies` must be "allow", "warn" or "error", but it is {copies!r}.',
+                "scheduled(..., copies=...)",
+                'copies="allow" (as XLA does), copies="warn" (CopyWarning) or copies="error".',
+            )
+        )
     if fun is None:
-        return functools.partial(scheduled, infer=infer)
+        return functools.partial(scheduled, infer=infer, copies=copies)
     if not callable(fun):
         raise ScheduleError(
             message(
@@ -88,7 +104,7 @@ def scheduled(fun: Any = None, /, *, infer: bool = True) -> Any:
                 "@scheduled or @scheduled(infer=False) on a function, or scheduled(f)(x) to call.",
             )
         )
-    options = Options(infer=infer)
+    options = Options(infer=infer, copies=copies)
 
     @functools.wraps(fun)
     def scheduled_fun(*args: Any, **kwargs: Any) -> Any:

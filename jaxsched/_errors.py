@@ -1,6 +1,6 @@
 """The exceptions that users see; each says what is wrong, where, and what would be legal."""
 
-__all__ = ["CycleError", "ScheduleError", "message"]
+__all__ = ["CopyError", "CopyWarning", "CycleError", "ScheduleError", "as_own_error", "message"]
 
 
 def message(wrong: str, where: str, legal: str) -> str:
@@ -25,5 +25,22 @@ class CycleError(ScheduleError):
     """A declared order contradicts the order that data and other declarations already force."""
 
 
-for _error in (ScheduleError, CycleError):
+class CopyError(ScheduleError):
+    """A buffer is copied in a function under `scheduled(copies="error")`."""
+
+
+class CopyWarning(UserWarning):
+    """A buffer is copied in a function under `scheduled(copies="warn")`."""
+
+
+def as_own_error(error: Exception) -> Exception | None:
+    """The error of ours that XLA's report of a failed compilation quotes, if there is one."""
+    for kind in (CopyError, CopyWarning):
+        _, found, text = str(error).partition(f"{kind.__name__}: ")
+        if found:
+            return kind(text)
+    return None
+
+
+for _error in (ScheduleError, CycleError, CopyError, CopyWarning):
     _error.__module__ = "jaxsched"

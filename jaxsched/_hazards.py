@@ -28,7 +28,7 @@ from jaxsched._writes import (
     uses_of,
 )
 
-__all__ = ["Findings", "Hazard", "Unavoidable", "find_hazards"]
+__all__ = ["Findings", "Hazard", "Unavoidable", "find_hazards", "first_written"]
 
 _NEAR = 32
 _SEARCH = 256  # steps after which a path counts as not found; keeps planning linear
@@ -331,7 +331,7 @@ def _recycled(scope: Scope, kind: ScopeKind, lineages: Lineages) -> list[Hazard]
     hazards = []
     for source, result in _takeovers(scope, kind, lineages):
         value, memory = scope.inputs[source], scope.graph.outputs[result]
-        origin = _origin(memory).producer
+        origin = first_written(memory).producer
         uses = _uses_of_memory(value)
         if origin is None or uses is None or origin in uses:
             continue
@@ -381,7 +381,7 @@ def _type_of(value: Value) -> Any:
     return getattr(aval, "shape", None), getattr(aval, "dtype", None)
 
 
-def _origin(value: Value) -> Value:
+def first_written(value: Value) -> Value:
     """Where the memory of a value was first written."""
     while (node := (value := root(value)).producer) is not None:
         number = node.outputs.index(value)

@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax._src import config, core, effects, source_info_util, traceback_util
+from jax._src import compiler, config, core, effects, source_info_util, traceback_util
 from jax._src import linear_util as lu
 from jax._src.interpreters import mlir
 from jax._src.named_sharding import UnspecifiedValue
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
+from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
 
 from jaxsched._errors import ScheduleError, message
 
 __all__ = [
+    "INTERNAL",
     "DropVar",
     "Effect",
     "Jaxpr",
@@ -28,6 +30,7 @@ __all__ = [
     "caller_line",
     "check_version",
     "eval_jaxpr",
+    "hlo_text",
     "inline_name",
     "is_local",
     "is_plain_jit",
@@ -35,6 +38,7 @@ __all__ = [
     "leaks_as",
     "lower_barrier",
     "new_eqn",
+    "on_compile_error",
     "rules_within",
     "scan_counts",
     "scopes_of",
@@ -54,6 +58,9 @@ Effect = effects.Effect
 SourceInfo = source_info_util.SourceInfo
 
 MINIMUM = (0, 11, 1)
+
+INTERNAL = (os.path.dirname(__file__) + os.sep, os.path.dirname(jax.__file__) + os.sep)
+"""Where the files are that no user's line is in."""
 
 # Our own frames stay out of user tracebacks and source lines.
 _PACKAGE = os.path.dirname(__file__) + os.sep
@@ -223,6 +230,16 @@ def lower_barrier(ctx: Any, args: Any, attribute: tuple[str, str] | None) -> Any
         else result
         for result, aval in zip(results, ctx.avals_out, strict=True)
     ]
+
+
+def hlo_text(module: bytes) -> str:
+    """The text of a serialized HLO module."""
+    return _hlo.HloModule.from_serialized_hlo_module_proto(module).to_string()
+
+
+def on_compile_error(replace: Callable[[Exception], Exception | None]) -> None:
+    """Lets `replace` put another exception in the place of XLA's when a compilation fails."""
+    compiler.register_xla_runtime_error_handler(replace)
 
 
 @contextlib.contextmanager

@@ -119,7 +119,7 @@ class _Lives:
         source: Life | None,
     ) -> None:
         """Says whose memory each result is in."""
-        is_tuple = _is_tuple(instruction)
+        is_tuple = instruction.is_tuple
         for index, array in enumerate(instruction.shape):
             if array.nbytes <= SMALL:
                 continue
@@ -138,7 +138,7 @@ class _Lives:
 
     def _elements(self, place: Place) -> Iterator[Place]:
         instruction = self._computation[place.name]
-        if not _is_tuple(instruction):
+        if not instruction.is_tuple:
             yield place
             return
         for element, array in enumerate(instruction.shape):
@@ -180,11 +180,6 @@ class _Lives:
             inside = [use.instruction for use in uses]
         located = (each for each in inside if module.stack(each))
         return Line.of_source(user_source(module, next(located, fusion)))
-
-
-def _is_tuple(instruction: Instruction) -> bool:
-    start = instruction.raw.index(" = ") + 3
-    return instruction.raw[start] == "("
 
 
 def _alike(a: Array, b: Array) -> bool:

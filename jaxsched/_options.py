@@ -1,8 +1,11 @@
 """What a user may ask `scheduled` for."""
 
 import dataclasses
+from typing import Literal
 
-__all__ = ["Options"]
+__all__ = ["CopyPolicy", "Options"]
+
+CopyPolicy = Literal["allow", "warn", "error"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -10,3 +13,4 @@ class Options:
     """The arguments of `scheduled`."""
 
     infer: bool = True
+    copies: CopyPolicy = "allow"

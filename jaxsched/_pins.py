@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from jaxsched._cut import FOREVER
 from jaxsched._graph import Node, Value
 from jaxsched._region import choose_cut
-from jaxsched._scope import Scope
+from jaxsched._scope import Pin, Scope
 
 __all__ = ["Pins"]
 
@@ -63,6 +63,18 @@ class Pins:
         for value, readers in self._returned.items():
             placed |= self._place_returned(value, readers)
         return placed or bool(self._alone)
+
+    def place_claims(self, claims: Iterable[tuple[Node, int]]) -> bool:
+        """Lets each of these operands (node, number) come from a pin; says if any did not."""
+        added = False
+        for node, operand in claims:
+            value = node.inputs[operand]
+            pinned = value.producer is not None and isinstance(value.producer.payload, Pin)
+            if not pinned and 0 < value.nbytes < FOREVER:
+                pin = self._scope.insert_pin([value], [], node.payload)
+                self._scope.graph.rewire(value, pin.outputs[0], [node], outputs=False)
+                added = True
+        return added
 
     def _place(self, target: Node, wanted: _Wanted) -> bool:
         graph = self._scope.graph

@@ -13,6 +13,7 @@ from jaxsched._hazards import find_hazards
 from jaxsched._jax import Jaxpr, JaxprEqn, rules_within, scopes_of, user_line
 from jaxsched._options import Options
 from jaxsched._pins import Pins
+from jaxsched._policy import claimed
 from jaxsched._record import current_record
 from jaxsched._scope import Scope
 from jaxsched._updates import ScopeKind, scopes
@@ -95,13 +96,14 @@ def _plan_scope(
 ) -> Jaxpr:
     # Without inference a function without declarations is left as it is.
     active = compiled and (options.infer or marker_effect in jaxpr.effects)
-    scope = Scope(jaxpr, inline=inline, rewrite=active)
+    scope = Scope(jaxpr, inline=inline, rewrite=active, copies=options.copies)
     nested = {}
     for node in scope.graph.nodes:
         params = _plan_params(node.payload, options)
         if params:
             nested[node] = params
     pins = Pins(scope)
+    found = None
     for declared in declare(scope, kind):
         pins.want(declared.target, declared.held, declared.sources, limit=None)
     if active:
@@ -113,7 +115,11 @@ def _plan_scope(
             pins.want_returned(value, readers)
         if (record := current_record()) is not None:
             record.add_scope(scope, found)
+    claims = []
+    if compiled and options.copies != "allow":
+        claims = claimed(scope, kind, found.unavoidable if found else [], options.copies)
     placed = active and pins.place()
+    placed |= pins.place_claims(claims)
     if placed or nested or scope.markers or scope.rewritten:
         return scope.to_jaxpr(nested)
     return jaxpr

@@ -30,6 +30,11 @@ class Argument:
     nbytes: int
     donated: bool
 
+    @classmethod
+    def of(cls, name: str, nbytes: int, *, donated: bool) -> "Argument":
+        root = _ROOT.match(name)
+        return cls(name, root[0] if root else name, nbytes, donated)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Program:
@@ -67,7 +72,5 @@ def _arguments(traced: Any, module: Module) -> dict[str, Argument]:
     # Values that the function has closed over may stand in front.
     for name, info in zip(names[len(names) - len(infos) :], infos, strict=False):
         if name is not None:
-            root = _ROOT.match(name)
-            nbytes = sizes.get(name, 0)
-            found[name] = Argument(name, root[0] if root else name, nbytes, info.donated)
+            found[name] = Argument.of(name, sizes.get(name, 0), donated=info.donated)
     return found

@@ -53,7 +53,7 @@ class Record:
         """What to plan with, where `scheduled` was asked for something."""
         self.is_used = True
         self.is_restricted |= not asked.infer
-        return Options(infer=asked.infer or self.infer)
+        return Options(infer=asked.infer or self.infer)  # the report is about copies anyway
 
     def numbered(self, jaxpr: Jaxpr) -> Jaxpr:
         """The jaxpr with a number in the name stack of every equation, at any depth."""

@@ -8,6 +8,7 @@ from jaxsched._before import marker_effect, marker_p
 from jaxsched._cut import FOREVER
 from jaxsched._graph import Edge, Graph, Node, Value
 from jaxsched._jax import DropVar, Jaxpr, JaxprEqn, Literal, Var, inline_name, is_plain_jit, new_eqn
+from jaxsched._options import CopyPolicy
 from jaxsched._pin import pin_p
 from jaxsched._updates import is_array, nbytes, updates, weakly_cached
 from jaxsched._window import as_window_update
@@ -33,6 +34,7 @@ class Pin:
 
     buffers: int
     like: JaxprEqn
+    copies: CopyPolicy
 
 
 class Scope:
@@ -42,8 +44,10 @@ class Scope:
     that XLA does in place, and `rewritten` says whether there were any of these.
     """
 
-    def __init__(self, jaxpr: Jaxpr, *, inline: bool, rewrite: bool):
+    def __init__(self, jaxpr: Jaxpr, *, inline: bool, rewrite: bool, copies: CopyPolicy = "allow"):
         self.jaxpr = jaxpr
+        self._copies: CopyPolicy = copies
+        self.claimed: set[Value] = set()  # the buffers that are to be overwritten where they are
         self.rewritten = False
         self.graph = Graph()
         self.markers: list[Marker] = []
@@ -109,7 +113,10 @@ class Scope:
         """Adds a pin over `buffers` and `reads`, which has no users yet."""
         inputs = [*buffers, *reads]
         outputs = [Value(Var(value.key.aval), value.nbytes) for value in inputs]
-        return self.graph.add_node(Pin(len(buffers), like), inputs, outputs, inserted=True)
+        claims = not self.claimed.isdisjoint(buffers)
+        self.claimed.update(b for a, b in zip(inputs, outputs, strict=True) if a in self.claimed)
+        pin = Pin(len(buffers), like, self._copies if claims else "allow")
+        return self.graph.add_node(pin, inputs, outputs, inserted=True)
 
     def to_jaxpr(self, nested: dict[Node, dict[str, Any]]) -> Jaxpr:
         """The planned jaxpr; `nested` has the new parameters of equations that hold jaxprs."""
@@ -127,7 +134,8 @@ def _emit(node: Node, params: dict[str, Any] | None) -> JaxprEqn:
     outputs = [value.key for value in node.outputs]
     if isinstance(node.payload, Pin):
         pin = node.payload
-        return new_eqn(inputs, outputs, pin_p, {"buffers": pin.buffers}, pin.like)
+        policy = {} if pin.copies == "allow" else {"copies": pin.copies}
+        return new_eqn(inputs, outputs, pin_p, {"buffers": pin.buffers} | policy, pin.like)
     eqn: JaxprEqn = node.payload
     if params is None and marker_effect not in eqn.effects:
         same = all(a is b for a, b in zip(eqn.invars, inputs, strict=True))

@@ -28,8 +28,9 @@ from benchmarks.foreign_modules import (
     shape,
     unwritten_module,
 )
-from jaxsched._hlo import _control, _wire
-from jaxsched._hlo._control import MARK_KEY, PASS_VERSION, add_control_edges, install, mark
+from jaxsched._hlo import _control, _hook, _wire
+from jaxsched._hlo._control import MARK_KEY, PASS_VERSION, add_control_edges, mark
+from jaxsched._hlo._hook import install
 
 N, M = 37, 41  # the buffer's dimensions, which no other value has
 BUFFER_TYPE = f"f32[{N},{M}]"
@@ -264,7 +265,7 @@ def text_without_pass(fun, *args):
     try:
         return text_of(fun, *args)
     finally:
-        _control._register("cpu")
+        _hook._register("cpu")
 
 
 def source_lines(text):
@@ -815,14 +816,14 @@ def registrations(monkeypatch):
     calls = []
 
     def register(callback, *, name, stage, platforms):
-        assert callback is add_control_edges
+        assert callback is _hook.transform
         assert stage is xla.PipelineStage.PRE_SCHEDULER
         time.sleep(0.01)
         calls.append(platforms)
         if platforms == "rocm":
             raise RuntimeError("the plugin lacks the extension")
 
-    monkeypatch.setattr(_control, "_installed", False)
+    monkeypatch.setattr(_hook, "_installed", False)
     monkeypatch.setattr(xla, "register_hlo_module_transformation", register)
     return calls
 
@@ -852,7 +853,7 @@ def test_installed_twice_is_registered_once():
     install()
     assert xla.clear_hlo_module_transformation(MARK_KEY, platforms="cpu")
     assert not xla.clear_hlo_module_transformation(MARK_KEY, platforms="cpu")
-    _control._register("cpu")
+    _hook._register("cpu")
 
 
 def test_threads_compile_at_the_same_time():

@@ -17,12 +17,9 @@ edges stay in the final module, where later passes obey them and readers see the
 
 import contextlib
 import re
-import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-
-from jax.extend import backend, xla
 
 from jaxsched._hlo._wire import (
     LENGTH,
@@ -44,13 +41,15 @@ MARK_KEY = "jaxsched"
 PASS_VERSION = 1  # to be raised with every change of the edges: the mark is part of JAX's cache key
 
 
-def mark(buffers: int, operands: int) -> str:
+def mark(buffers: int, operands: int, copies: str = "allow") -> str:
     """The frontend attribute's value for a barrier over `operands` values, the first `buffers` of
-    which are the pinned buffers and the others the reads."""
-    return f"pin:{buffers}:{operands}:{PASS_VERSION}"
+    which are the pinned buffers and the others the reads; `copies` says what to do where the
+    buffers are copied all the same ("warn", "error")."""
+    policy = "" if copies == "allow" else f":{copies}"
+    return f"pin:{buffers}:{operands}:{PASS_VERSION}{policy}"
 
 
-_MARK = re.compile(rb"pin:([1-9]\d{0,8}):([1-9]\d{0,8}):%d" % PASS_VERSION)
+_MARK = re.compile(rb"pin:([1-9]\d{0,8}):([1-9]\d{0,8}):%d(?::(?:warn|error))?" % PASS_VERSION)
 _NEEDLE = encode(1, MARK_KEY.encode())  # the attribute's key as a map entry has it on the wire
 
 ### The schema: field numbers from xla/service/hlo.proto and xla/xla_data.proto
@@ -363,37 +362,3 @@ def add_control_edges(module: bytes) -> bytes | None:
                 stacklevel=2,
             )
         return None
-
-
-### Registration
-
-_installing = threading.Lock()
-_installed = False
-
-
-def install() -> None:
-    """Registers the pass in this process, for the CPU and for such GPU plugins as are loaded.
-
-    Neither jit's cache nor the persistent one knows of registration, so this has to come before the
-    first pin is compiled: pin's lowering rule calls it.
-    """
-    global _installed
-    with _installing:
-        if _installed:
-            return
-        _register("cpu")
-        # Asking for a platform without a plugin raises, and so does a plugin without the extension
-        # (as with `platforms=None`).  There, and on TPU, the barriers alone keep the order.
-        for platform in {"cuda", "rocm"} & backend.backends().keys():
-            with contextlib.suppress(RuntimeError):
-                _register(platform)
-        _installed = True
-
-
-def _register(platform: str) -> None:
-    xla.register_hlo_module_transformation(
-        add_control_edges,
-        name=MARK_KEY,
-        stage=xla.PipelineStage.PRE_SCHEDULER,
-        platforms=platform,
-    )

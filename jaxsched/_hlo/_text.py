@@ -48,6 +48,10 @@ class Instruction:
         return parse_shape(self.raw[start : self._open - len(self.opcode)])
 
     @property
+    def is_tuple(self) -> bool:
+        return self.raw.startswith("(", self.raw.index(" = ") + 3)
+
+    @property
     def operands(self) -> list[str]:
         if self.opcode in ("constant", "parameter"):
             return []
