@@ -64,10 +64,14 @@ class Facts:
                     self._alias(source, target, view=False)
             elif eqn.primitive.name in VIEWS:
                 self._alias(eqn.invars[0], eqn.outvars[0], view=True)
+        # XLA drops what leads to no result, so that nothing is asked of it.
+        made = (self._maker(value) for value in jaxpr.outvars)
+        ends = [i for i in made if i is not None]
+        self._live = {*ends}.union(*map(self._leads_to, ends))
         self.orders = [
             (self.producer[self.root(a)], self.producer[self.root(b)])
             for a, b in orders
-            if self.root(a) in self.producer and self.root(b) in self.producer
+            if {self.producer.get(self.root(a)), self.producer.get(self.root(b))} <= self._live
         ]
         self._successors: dict[int, set[int]] = defaultdict(set)
         for i, eqn in enumerate(self.eqns):
@@ -126,6 +130,8 @@ class Facts:
             if len(found) != 1 or version in fixed or version in returned or not version.aval.shape:
                 continue  # copies of counters and other scalars cost nothing
             [(write, operand, result)] = found
+            if write not in self._live:
+                continue
             uses = [v for v in self.eqns[write].invars if not isinstance(v, Literal)]
             if sum(self.root(v) is version for v in uses) > 1:
                 continue
@@ -159,7 +165,7 @@ class Facts:
                     todo.append(made)
         kept = 0
         for i in before:
-            if not is_materialized(self.eqns[i]):
+            if not is_materialized(self.eqns[i]) or self.eqns[i].primitive.name == "jit":
                 kept += sum(_nbytes(v) for v in self.eqns[i].outvars)
         return kept <= _nbytes(version)
 
