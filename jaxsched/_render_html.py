@@ -42,7 +42,8 @@ _STYLE = """
 .jaxsched .control { stroke: #1a7f37; stroke-width: 2; fill: none }
 .jaxsched .head.control { fill: #1a7f37; stroke: none }
 .jaxsched .head.copied { fill: #b3261e; stroke: none }
-.jaxsched .legend svg { display: inline-block; vertical-align: middle; margin: 0 3px 0 14px }
+.jaxsched .legend span { white-space: nowrap; margin-right: 14px }
+.jaxsched .legend svg { display: inline-block; vertical-align: middle; margin-right: 3px }
 """
 
 
@@ -87,7 +88,7 @@ def _legend() -> str:
         "control edge": '<path class="control" d="M1 8H13"/>' + _head("control", 17, 8),
     }
     items = (
-        f'<svg width="18" height="16" aria-hidden="true">{mark}</svg>{name}'
+        f'<span><svg width="18" height="16" aria-hidden="true">{mark}</svg>{name}</span>'
         for name, mark in marks.items()
     )
     return f'<div class="legend">{"".join(items)}</div>'
@@ -126,8 +127,9 @@ class _Plot:
         born = self._place(self._chart.instructions[row.start][1])
         kind = "bar" if row.copy_of is None else "bar copy"
         foot = self._head - 14
+        turned = f' transform="rotate(-45 {x} {foot})"' if len(row.name) > 3 else ""
         yield (
-            f'<text x="{x}" y="{foot}" transform="rotate(-45 {x} {foot})">'
+            f'<text x="{x - 4}" y="{foot}"{turned}>'
             f"{escape(row.name[:_NAME])}<title>{escape(what)}</title></text>"
             f'<rect class="{kind}" x="{x - 7}" y="{top - 7}" width="14"'
             f' height="{bottom - top + 14}" rx="3">'

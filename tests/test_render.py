@@ -6,9 +6,11 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from jaxsched import explain
+from jaxsched import explain, scheduled
 from jaxsched._verdicts import Verdict
 from tests.reported import REPORTED, N
 
@@ -53,6 +55,20 @@ def test_a_report_in_one_line():
     assert repr(report("seed")) == (
         f"<Report on seed: not ok, 2 copies of {2 * size:,} bytes, {size:,} temporary bytes>"
     )
+
+
+def test_the_reports_in_the_readme(tmp_path):
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", readme, re.M | re.S)
+    [source] = [each for each in blocks if each.startswith("from jaxsched import explain")]
+    function = source[source.index("def f") : source.index("print")].rstrip()
+    path = tmp_path / "step.py"
+    path.write_text("\n" * 5 + function + "\n")
+    names = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    x = jax.ShapeDtypeStruct((10_000, 10_000), jnp.float32)
+    for fun in (names["f"], scheduled(names["f"])):
+        assert f"{explain(fun, donate_argnums=0)(x)}\n" in blocks
 
 
 ### HTML
@@ -116,7 +132,7 @@ def test_a_page_needs_nothing_from_elsewhere(name):
     assert not re.search(r"https?://|url\(|@import|<script|\son\w+=|javascript:", html)
     assert {tag for tag, _, _ in page(name).elements} <= set(
         "html head meta title link body style div h2 h3 svg rect line path circle g text tspan"
-        " details summary pre".split()
+        " span details summary pre".split()
     )
     [(icon, _)] = page(name).find("link")
     assert icon["href"] == "data:,"  # or the browser would ask for one
