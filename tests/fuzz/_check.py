@@ -11,6 +11,7 @@ import numpy as np
 from jaxsched._before import collecting, marker_p
 from jaxsched._jax import Jaxpr, Literal, scopes_of
 from jaxsched._plan import Options, plan
+from tests.fuzz._inline import inlined
 from tests.fuzz._inplace import Machine
 from tests.fuzz._primitives import VIEWS
 from tests.fuzz._program import Program, evaluate, function
@@ -69,6 +70,7 @@ def check_plan(program: Program, seed: int = 0, runs: int = 3) -> dict[str, int]
         if not complete:
             counts["unmapped"] += 1
         check_orders(planned, orders)
+        planned = inlined(planned)
         for run, fused in itertools.product(
             range(runs if infer and complete else 0), (False, True)
         ):
