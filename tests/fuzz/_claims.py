@@ -130,13 +130,11 @@ class Facts:
             if len(found) != 1 or version in fixed or version in returned or not version.aval.shape:
                 continue  # copies of counters and other scalars cost nothing
             [(write, operand, result)] = found
-            if write not in self._live:
-                continue
             uses = [v for v in self.eqns[write].invars if not isinstance(v, Literal)]
             if sum(self.root(v) is version for v in uses) > 1:
                 continue
             others = readers[version] - {write}
-            if others & self._reached(write) or not self._cheap(version, others):
+            if others & self._reached(write):
                 continue
             yield Claim(write, operand, result, frozenset(others))
 
@@ -150,11 +148,13 @@ class Facts:
                     todo.append(after)
         return seen
 
-    def _cheap(self, version: Any, readers: set[int]) -> bool:
+    def _cheap(self, claim: Claim) -> bool:
         """Whether keeping what was read takes fewer bytes than a copy of the buffer.
 
         Where it does not, XLA's copy may be the better choice, and is the planner's to make.
         """
+        readers = claim.readers
+        version = self.eqns[claim.write].invars[claim.operand]
         derived = set(readers).union(*(self._reached(reader) for reader in readers))
         before, todo = set(readers), list(readers)
         while todo:
@@ -170,7 +170,7 @@ class Facts:
         return kept <= _nbytes(version)
 
     def _consistent(self, claims: list[Claim]) -> list[Claim]:
-        """The claims none of whose orders is part of a cycle."""
+        """The claims none of whose orders is part of a cycle with those of any other."""
         graph = {i: set(self._successors[i]) for i in range(len(self.eqns))}
         for claim in claims:
             for reader in claim.readers:
@@ -179,7 +179,9 @@ class Facts:
         return [
             claim
             for claim in claims
-            if all(group[reader] != group[claim.write] for reader in claim.readers)
+            if claim.write in self._live
+            and self._cheap(claim)
+            and all(group[reader] != group[claim.write] for reader in claim.readers)
         ]
 
 
