@@ -8,6 +8,7 @@ from jaxsched._scope import Scope
 from jaxsched._updates import ScopeKind, is_buffer, is_elementwise, is_view, same_type, updates
 
 __all__ = [
+    "Hazard",
     "Lineages",
     "Write",
     "find_writes",
@@ -39,6 +40,20 @@ class Write:
     result: int
     last: Node
     arithmetic: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hazard:
+    """`readers` read memory that `target` overwrites, and nothing makes XLA finish them first.
+
+    `held` are the operands (node, number) through which `target` can be made to wait, and `nbytes`
+    is what the copy costs that XLA makes otherwise.
+    """
+
+    target: Node
+    held: list[tuple[Node, int]]
+    readers: list[Node]
+    nbytes: int
 
 
 def root(value: Value) -> Value:
