@@ -88,6 +88,12 @@ class Graph:
         for value in outputs:
             value.is_output = True
 
+    def drop(self, dead: set[Node]) -> None:
+        """Takes nodes out whose results no other node and no output uses."""
+        self.nodes = [node for node in self.nodes if node not in dead]
+        for value in {value for node in dead for value in node.inputs}:
+            value.users = [user for user in value.users if user not in dead]
+
     def ordered(self) -> list[Node]:
         """The nodes in an order that respects every edge."""
         return sorted(self.nodes, key=lambda node: node.rank)

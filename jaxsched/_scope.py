@@ -40,8 +40,8 @@ class Pin:
 class Scope:
     """The graph of one jaxpr and the declarations in it.
 
-    With `inline`, nested jitted functions are inlined; with `rewrite`, updates are put in the form
-    that XLA does in place, and `rewritten` says whether there were any of these.
+    With `inline`, nested jitted functions are inlined; with `rewrite`, dead equations are left out
+    and updates are put in the form that XLA does in place; `rewritten` says whether there were any.
     """
 
     def __init__(self, jaxpr: Jaxpr, *, inline: bool, rewrite: bool, copies: CopyPolicy = "allow"):
@@ -59,6 +59,8 @@ class Scope:
         env = dict(zip(jaxpr.constvars, self.constants, strict=True))
         env |= zip(jaxpr.invars, self.inputs, strict=True)
         self.graph.set_outputs(self._add(jaxpr, env, None))
+        if rewrite:
+            self.graph.drop(self._dead())
 
     def _add(self, jaxpr: Jaxpr, env: dict[Var, Value], caller: JaxprEqn | None) -> list[Value]:
         for eqn in jaxpr.eqns:
@@ -91,6 +93,21 @@ class Scope:
                     self.graph.add_edge(Edge("data", self._last_effect, node))
                 self._last_effect = node
         return [_read(env, atom) for atom in jaxpr.outvars]
+
+    def _dead(self) -> set[Node]:
+        """The equations that XLA drops: a gradient leaves such reads of old values behind."""
+        declared = {value for marker in self.markers for group in marker.groups for value in group}
+        dead: set[Node] = set()
+        for node in reversed(self.graph.nodes):
+            used = any(
+                value.is_output
+                or value in declared
+                or any(user not in dead for user in value.users)
+                for value in node.outputs
+            )
+            if not used and not node.payload.effects:
+                dead.add(node)
+        return dead
 
     def _add_at(self, like: JaxprEqn, jaxpr: Jaxpr, env: dict[Var, Value]) -> list[Value]:
         """Adds what stands in the place of the equation `like`."""
