@@ -98,3 +98,20 @@ def test_a_donated_train_step_copies_no_weights():
         jax.tree.leaves(ordered(fresh(weights), x, y)), jax.tree.leaves(expected), strict=True
     ):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_dead_read_is_no_read():
+    """It would have to run after the write; XLA drops it, as it does what a gradient leaves."""
+
+    def fun(x):
+        y = x[0]
+        x_new = x.at[0].set(1.0)
+        jnp.sin(x * x_new.sum())
+        return x_new, y
+
+    x = jnp.full((256, 256), 2.0)
+    program = compiled(scheduled(fun), x, donate_argnums=0)
+    assert copied_bytes(program, x) == 0
+    x_new, y = program(fresh(x))
+    np.testing.assert_array_equal(x_new[:2, 0], [1, 2])
+    np.testing.assert_array_equal(y, np.full(256, 2))
