@@ -27,7 +27,7 @@ from jaxsched._writes import (
 
 __all__ = ["Findings", "Unavoidable", "find_hazards"]
 
-_NEAR = 32
+_NEAR = 32  # as far as XLA may carry one read into later kernels; a longer chain is left alone
 _SEARCH = 256  # steps after which a path counts as not found; keeps planning linear
 
 

@@ -349,7 +349,7 @@ def test_the_persistent_cache_is_left_alone(tmp_path):
     try:
         jax.config.update("jax_compilation_cache_dir", str(tmp_path))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.experimental.compilation_cache.compilation_cache.reset_cache()  # type: ignore
+        jax.experimental.compilation_cache.compilation_cache.reset_cache()  # type: ignore # no stub names it
         compiled(scheduled(seed), X, donate_argnums=0)
         kept = sorted(tmp_path.iterdir())
         found = explain(scheduled(seed), donate_argnums=0)(X)
@@ -359,7 +359,7 @@ def test_the_persistent_cache_is_left_alone(tmp_path):
     finally:
         for name, value in old.items():
             jax.config.update(name, value)
-        jax.experimental.compilation_cache.compilation_cache.reset_cache()  # type: ignore
+        jax.experimental.compilation_cache.compilation_cache.reset_cache()  # type: ignore # no stub names it
 
 
 def test_one_edge_a_pair_of_lines():
