@@ -16,9 +16,20 @@ class _Wanted:
     """A pin in front of a node: `readers` are finished before any of the `held` operands
     (node, number) can be used. It is left out where it costs more than `limit` bytes."""
 
-    held: dict[tuple[Node, int], None] = dataclasses.field(default_factory=dict)
-    readers: dict[Node, None] = dataclasses.field(default_factory=dict)
-    limit: int | None = 0
+    held: dict[tuple[Node, int], None]
+    readers: dict[Node, None]
+    limit: int | None
+
+
+def _merged(requests: list[_Wanted]) -> _Wanted:
+    """One request for all; it is worth what they are worth together."""
+    held, readers = {}, {}
+    limits = []
+    for each in requests:
+        held |= each.held
+        readers |= each.readers
+        limits.append(each.limit)
+    return _Wanted(held, readers, None if None in limits else sum(limits))
 
 
 class Pins:
@@ -26,7 +37,7 @@ class Pins:
 
     def __init__(self, scope: Scope):
         self._scope = scope
-        self._wanted: dict[tuple[Node, frozenset[Node]], _Wanted] = {}
+        self._wanted: dict[tuple[Node, frozenset[Node]], list[_Wanted]] = {}
         self._alone: list[Value] = []
         self._returned: dict[Value, list[Node]] = {}
 
@@ -39,11 +50,9 @@ class Pins:
         limit: int | None,
     ) -> None:
         """Asks for a pin in front of `target`; requests that hold the same nodes become one pin."""
-        held = dict.fromkeys(held)
-        wanted = self._wanted.setdefault((target, frozenset(node for node, _ in held)), _Wanted())
-        wanted.held.update(held)
-        wanted.readers.update(dict.fromkeys(readers))
-        wanted.limit = None if limit is None or wanted.limit is None else wanted.limit + limit
+        wanted = _Wanted(dict.fromkeys(held), dict.fromkeys(readers), limit)
+        nodes = frozenset(node for node, _ in wanted.held)
+        self._wanted.setdefault((target, nodes), []).append(wanted)
 
     def want_alone(self, values: Iterable[Value]) -> None:
         """Asks for pins over single values, which everything that uses them has to wait for."""
@@ -57,7 +66,12 @@ class Pins:
         """Inserts the pins into the graph; says whether there are any."""
         placed = False
         for key in sorted(self._wanted, key=lambda key: key[0].rank):
-            placed |= self._place(key[0], self._wanted[key])
+            requests = self._wanted[key]
+            done = self._place(key[0], _merged(requests))
+            if not done and len(requests) > 1:
+                # Together they cost more than the copies; some of them may be cheap.
+                done = any([self._place(key[0], each) for each in requests])
+            placed |= done
         for value in self._alone:
             self._place_alone(value)
         for value, readers in self._returned.items():
