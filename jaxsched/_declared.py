@@ -48,6 +48,8 @@ def declare(scope: Scope, kind: ScopeKind) -> list[Declared]:
                     raise CycleError(_cycle(source, target, path, marker.eqn))
                 sources.setdefault(target, {})[source] = None
                 markers[target] = marker
+    if scope.rewrite:
+        sources = _among_live(scope, sources, markers)
     found = [Declared(node, before, _held(scope, node, before)) for node, before in sources.items()]
     # What is held back is ordered too: otherwise another pin might want it before the sources.
     # What the sources need cannot be held back: a slice of the very window that is written, say.
@@ -64,6 +66,29 @@ def declare(scope: Scope, kind: ScopeKind) -> list[Declared]:
             )
         ]
     return found
+
+
+def _among_live(
+    scope: Scope, sources: dict[Node, dict[Node, None]], markers: dict[Node, Marker]
+) -> dict[Node, dict[Node, None]]:
+    """Drops declared values that lead to no result; the orders that go through them remain."""
+    dead = scope.dead()
+    live: dict[Node, dict[Node, None]] = {}
+    for target, before in sources.items():
+        if target in dead:
+            continue
+        reached = dict.fromkeys(before)
+        todo = [node for node in before if node in dead]
+        for node in todo:
+            new = [each for each in scope.graph.predecessors(node) if each not in reached]
+            reached |= dict.fromkeys(new)
+            todo += (each for each in dict.fromkeys(new) if each in dead)
+        if kept := {node: None for node in reached if node not in dead}:
+            live[target] = kept
+        for node in kept.keys() - before.keys():
+            scope.graph.add_edge(Edge("declared", node, target, markers[target].eqn))
+    scope.graph.drop(dead)
+    return live
 
 
 def _producer(scope: Scope, kind: ScopeKind, marker: Marker, value: Value) -> Node | None:

@@ -93,6 +93,12 @@ class Graph:
         self.nodes = [node for node in self.nodes if node not in dead]
         for value in {value for node in dead for value in node.inputs}:
             value.users = [user for user in value.users if user not in dead]
+        for node in dead:
+            for edge in node.outgoing:
+                edge.target.incoming.remove(edge)
+            for edge in node.incoming:
+                if edge.source not in dead:
+                    edge.source.outgoing.remove(edge)
 
     def ordered(self) -> list[Node]:
         """The nodes in an order that respects every edge."""

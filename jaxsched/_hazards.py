@@ -13,6 +13,7 @@ from jaxsched._updates import (
     keeps_position,
     same_shape,
     updates,
+    window,
 )
 from jaxsched._writes import (
     Hazard,
@@ -91,6 +92,11 @@ def _resolve(graph: Graph, conflict: "_Conflict", fixed: set[Value], found: Find
             other = conflict.keeper.node
             why_not = "another write keeps its memory"
             found.unavoidable.append(Unavoidable(write, conflict.buffer, why_not, other))
+        else:
+            continue
+        if fused := conflict.fused_into(write):
+            held = [(write.node, write.operand)]
+            found.hazards.append(Hazard(write.node, held, fused, conflict.buffer.nbytes))
 
 
 class _Conflict:
@@ -117,6 +123,18 @@ class _Conflict:
 
     def hazard(self) -> Hazard:
         return Hazard(self.keeper.node, self.held, self.risky, self.buffer.nbytes)
+
+    def fused_into(self, write: Write) -> list[Node]:
+        """The readers that XLA would fuse into the write of a copy. That goes on in the copy's
+        memory, so that these see elements which it has overwritten already (openxla/xla#49176)."""
+        readers = (node for node in self.readers if node is not write.node)
+        return [
+            node
+            for node in readers
+            if not is_same_window(node, write.node)
+            and not is_materialized(write.node.payload)
+            and _fusible_path(node, write.node, line=_is_same_line(node, write.node))
+        ]
 
     def order(self, graph: Graph) -> Node | None:
         """Orders every reader before the write, or returns one that has to run after it."""
@@ -208,14 +226,15 @@ def _is_recomputed(graph: Graph, reader: Node, write: Write) -> bool:
     return False
 
 
-def _fusible_path(reader: Node, last: Node) -> bool:
+def _fusible_path(reader: Node, last: Node, *, line: bool = False) -> bool:
     """Whether XLA could fuse a read into the write which does not read just what it overwrites.
 
-    Arithmetic of one shape reads each element where it writes it, and does no harm.
+    Arithmetic of one shape reads each element where it writes it, and does no harm. With `line`,
+    the reader reads the line that is overwritten, or another one.
     """
     if is_materialized(reader.payload):
         return False
-    start = (reader, not keeps_position(reader.payload))
+    start = (reader, not line and not keeps_position(reader.payload))
     seen = {start}
     todo = [start]
     while todo:
@@ -226,7 +245,8 @@ def _fusible_path(reader: Node, last: Node) -> bool:
                     if moved:
                         return True
                     continue
-                step = (user, moved or not keeps_position(user.payload))
+                still = keeps_position(user.payload) or (line and _keeps_order(user))
+                step = (user, moved or not still)
                 if user.rank > last.rank or step in seen or is_materialized(user.payload):
                     continue
                 seen.add(step)
@@ -234,6 +254,24 @@ def _fusible_path(reader: Node, last: Node) -> bool:
                 if len(seen) > _SEARCH:
                     return True
     return False
+
+
+def _is_same_line(reader: Node, write: Node) -> bool:
+    """Whether one window is read and one written, of the same sizes, each 1 or all there is: they
+    are the same elements, or none of them are."""
+    sizes = window(write.payload)
+    whole = write.inputs[0].key.aval.shape
+    return (
+        sizes is not None
+        and sizes == window(reader.payload)
+        and all(size in (1, full) for size, full in zip(sizes, whole, strict=True))
+    )
+
+
+def _keeps_order(node: Node) -> bool:
+    """Whether the elements stay as many, in the same order."""
+    moves_none = is_view(node.payload) or is_a(node, "broadcast_in_dim")
+    return moves_none and node.inputs[0].nbytes == node.outputs[0].nbytes
 
 
 def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:

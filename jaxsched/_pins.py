@@ -70,7 +70,8 @@ class Pins:
             done = self._place(key[0], _merged(requests))
             if not done and len(requests) > 1:
                 # Together they cost more than the copies; some of them may be cheap.
-                done = any([self._place(key[0], each) for each in requests])
+                for each in requests:
+                    done |= self._place(key[0], each)
             placed |= done
         for value in self._alone:
             self._place_alone(value)

@@ -1,7 +1,7 @@
 """From a jaxpr to a graph and back: nested jitted functions are inlined, markers are taken out."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from jaxsched._before import marker_effect, marker_p
@@ -40,8 +40,9 @@ class Pin:
 class Scope:
     """The graph of one jaxpr and the declarations in it.
 
-    With `inline`, nested jitted functions are inlined; with `rewrite`, dead equations are left out
-    and updates are put in the form that XLA does in place; `rewritten` says whether there were any.
+    With `inline`, nested jitted functions are inlined. With `rewrite`, dead equations are left out
+    unless they are declared, and updates are put in the form that XLA does in place; `rewritten`
+    says whether there were any.
     """
 
     def __init__(self, jaxpr: Jaxpr, *, inline: bool, rewrite: bool, copies: CopyPolicy = "allow"):
@@ -52,7 +53,7 @@ class Scope:
         self.graph = Graph()
         self.markers: list[Marker] = []
         self._inline = inline
-        self._rewrite = rewrite
+        self.rewrite = rewrite
         self._last_effect: Node | None = None
         self.constants = [_value(var) for var in jaxpr.constvars]
         self.inputs = [_value(var) for var in jaxpr.invars]
@@ -60,7 +61,9 @@ class Scope:
         env |= zip(jaxpr.invars, self.inputs, strict=True)
         self.graph.set_outputs(self._add(jaxpr, env, None))
         if rewrite:
-            self.graph.drop(self._dead())
+            self.graph.drop(
+                self.dead({v for marker in self.markers for group in marker.groups for v in group})
+            )
 
     def _add(self, jaxpr: Jaxpr, env: dict[Var, Value], caller: JaxprEqn | None) -> list[Value]:
         for eqn in jaxpr.eqns:
@@ -78,7 +81,7 @@ class Scope:
                 outputs = self._add(callee, inner, eqn)
                 env |= zip(eqn.outvars, outputs, strict=True)
                 continue
-            window = as_window_update(eqn, inputs) if self._rewrite else None
+            window = as_window_update(eqn, inputs) if self.rewrite else None
             if window is not None:
                 inner = dict(zip(window.invars, [inputs[0], inputs[2]], strict=True))
                 env |= zip(eqn.outvars, self._add_at(eqn, window, inner), strict=True)
@@ -94,15 +97,12 @@ class Scope:
                 self._last_effect = node
         return [_read(env, atom) for atom in jaxpr.outvars]
 
-    def _dead(self) -> set[Node]:
+    def dead(self, kept: Collection[Value] = ()) -> set[Node]:
         """The equations that XLA drops: a gradient leaves such reads of old values behind."""
-        declared = {value for marker in self.markers for group in marker.groups for value in group}
         dead: set[Node] = set()
         for node in reversed(self.graph.nodes):
             used = any(
-                value.is_output
-                or value in declared
-                or any(user not in dead for user in value.users)
+                value.is_output or value in kept or any(user not in dead for user in value.users)
                 for value in node.outputs
             )
             if not used and not node.payload.effects:

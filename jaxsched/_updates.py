@@ -27,6 +27,7 @@ __all__ = [
     "scopes",
     "updates",
     "weakly_cached",
+    "window",
 ]
 
 _SYMBOLIC = 1 << 10
@@ -203,6 +204,25 @@ def same_shape(a: Any, b: Any) -> bool:
 def same_type(a: Any, b: Any) -> bool:
     """Whether two operands or results have the same shape and dtype."""
     return same_shape(a, b) and a.aval.dtype == b.aval.dtype
+
+
+def window(eqn: Any) -> tuple[int, ...] | None:
+    """The sizes of the one window of operand 0 that an equation reads or writes."""
+    name = eqn.primitive.name
+    if name in ("dynamic_slice", "slice"):
+        return None if eqn.params.get("strides") else eqn.outvars[0].aval.shape
+    if name == "dynamic_update_slice":
+        return eqn.invars[1].aval.shape
+    if name not in _UPDATES:
+        return None
+    operand, _, update = (atom.aval for atom in eqn.invars)
+    numbers = eqn.params["dimension_numbers"]
+    if len(numbers.update_window_dims) != update.ndim:
+        return None  # several windows
+    sizes = iter(update.shape)
+    return tuple(
+        1 if i in numbers.inserted_window_dims else next(sizes) for i in range(operand.ndim)
+    )
 
 
 def keeps_position(eqn: JaxprEqn) -> bool:

@@ -37,7 +37,8 @@ def main() -> int:
     while time.perf_counter() - start < 60 * options.minutes and seed < options.stop:
         rng = random.Random(seed)
         program = Generator(rng).program()
-        checks: list[tuple[str, Callable[[Program], Any]]] = [("plan", _planned(seed, counts))]
+        planned = _planned(seed, options.runs, counts)
+        checks: list[tuple[str, Callable[[Program], Any]]] = [("plan", planned)]
         if (illegal := forbid(rng, program)) is not None:
             checks.append(("illegal", lambda _, given=illegal: check_illegal(*given)))
         if rng.random() < options.compiled_share:
@@ -66,14 +67,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("--stop", type=int, default=sys.maxsize, help="the seed to stop before")
     parser.add_argument("--compiled-share", type=float, default=0.05)
+    parser.add_argument("--runs", type=int, default=3, help="of each plan in place, in two ways")
     parser.add_argument("--copies", action="store_true", help="compare copies with plain jit")
     parser.add_argument("--show", type=int, default=3, help="programs to print of each failure")
     return parser.parse_args()
 
 
-def _planned(seed: int, counts: collections.Counter[str]) -> Callable[[Program], None]:
+def _planned(seed: int, runs: int, counts: collections.Counter[str]) -> Callable[[Program], None]:
     def check(program: Program) -> None:
-        counts.update(check_plan(program, seed))
+        counts.update(check_plan(program, seed, runs))
 
     return check
 
