@@ -36,11 +36,12 @@ def choose_cut(
     The cut is made of the values that are produced before and used after. What is in memory anyway
     (an output, the result of a product or a loop) costs nothing. None where there is no such cut.
     """
-    before, cost = _before_side(graph, readers, needed, later)
-    if before is None:
+    finished, cost = _before_side(graph, readers, needed, later)
+    if finished is None:
         return None
+    before = set(finished)
     values: dict[Value, list[Node]] = {}
-    for node in before:
+    for node in finished:  # not the set, whose order is another one in each process
         for value in node.outputs:
             after = [user for user in value.users if user not in before]
             if (after or value.is_output) and value.nbytes:
@@ -53,7 +54,7 @@ def _before_side(
     readers: Collection[Node],
     needed: Collection[Node],
     later: Collection[Node],
-) -> tuple[set[Node] | None, int]:
+) -> tuple[list[Node] | None, int]:
     region, truncated = _derived(graph, readers, later)
     first = min(node.rank for node in readers)
     network = Network()
@@ -75,7 +76,7 @@ def _before_side(
     cost, side = network.minimum_cut("source", "sink")
     if cost >= FOREVER:
         return None, cost
-    return {node for node in region if node in side}, cost
+    return [node for node in region if node in side], cost
 
 
 def _derived(

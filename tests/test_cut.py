@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from jaxsched import scheduled
 from jaxsched._cut import FOREVER, Network
 from jaxsched._graph import Edge, Graph, Value
 from jaxsched._region import choose_cut
@@ -239,3 +240,15 @@ def test_a_region_that_is_too_large_to_search_still_gets_a_legal_cut():
     cut = choose_cut(graph, [graph.nodes[0]], [], [write])
     assert cut is not None
     assert list(cut.values) == [graph.nodes[0].outputs[0]]
+
+
+def test_the_same_program_gets_the_same_pins_each_time():
+    def fun(x):
+        rows = [x[i] for i in range(8)]
+        for i, row in enumerate(reversed(rows)):
+            x = x.at[i].set(row)
+        return x
+
+    x = jnp.ones((8, 4))
+    plans = {str(jax.make_jaxpr(scheduled(lambda x: fun(x)))(x)) for _ in range(10)}
+    assert len(plans) == 1
