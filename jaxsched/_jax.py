@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax._src import compiler, config, core, effects, source_info_util, traceback_util
 from jax._src import linear_util as lu
-from jax._src.interpreters import mlir
+from jax._src.interpreters import mlir, partial_eval
 from jax._src.named_sharding import UnspecifiedValue
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
@@ -93,7 +93,46 @@ def tracing() -> bool:
 
 def eval_jaxpr(jaxpr: Jaxpr, args: list[Any]) -> list[Any]:
     """Evaluates under the caller's trace; keeps each equation's name stack, line and context."""
+    trace = core.trace_ctx.trace
+    pure = not (jaxpr.is_high or any(eqn.effects for eqn in jaxpr.eqns))
+    if (
+        pure
+        and isinstance(trace, partial_eval.DynamicJaxprTrace)
+        and not trace.requires_low
+        and all(isinstance(arg, core.Tracer) for arg in args)
+    ):
+        return _stage(trace, jaxpr, args)
     return core.jaxpr_as_fun(jaxpr)(*args)
+
+
+def _stage(trace: partial_eval.DynamicJaxprTrace, jaxpr: Jaxpr, args: list[Any]) -> list[Any]:
+    """Adds the equations to the jaxpr that is being traced, as JAX does with those of an inlined
+    `jit`: all types are known already, and evaluating would infer them once more."""
+    env: dict[Any, Any] = dict(zip(jaxpr.all_invars, [*jaxpr.consts, *args], strict=True))
+    outer = source_info_util.current_name_stack()
+    for eqn in jaxpr.eqns:
+        inner = eqn.source_info
+        source = inner.replace(name_stack=outer + inner.name_stack)
+        inputs = [
+            partial_eval.DynamicJaxprTracer(trace, atom.aval, atom, source)
+            if isinstance(atom, Literal)
+            else trace.to_jaxpr_tracer(env[atom], source)
+            for atom in eqn.invars
+        ]
+        avals = [var.aval for var in eqn.outvars]
+        # What was the argument of a function that the plan has inlined may be a constant now.
+        folded = partial_eval.try_constant_folding(eqn.primitive, inputs, eqn.params, avals)
+        if folded is None:
+            outputs = trace.emit_eqn(
+                inputs, avals, eqn.primitive, eqn.params, eqn.effects, source, eqn.ctx
+            )
+        else:
+            outputs = [
+                trace.new_const(value, source, aval)
+                for value, aval in zip(folded, avals, strict=True)
+            ]
+        env.update(zip(eqn.outvars, outputs, strict=True))
+    return [atom.val if isinstance(atom, Literal) else env[atom] for atom in jaxpr.outvars]
 
 
 def new_eqn(

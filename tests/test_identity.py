@@ -217,6 +217,19 @@ def test_the_jaxpr_is_the_same(fun, args):
     assert str(jax.make_jaxpr(scheduled(fun))(*args)) == str(jax.make_jaxpr(fun)(*args))
 
 
+def test_what_becomes_a_constant_by_inlining_is_folded():
+    @jax.jit
+    def overwrite(x, value):
+        return x.at[0].set(value.astype(x.dtype))
+
+    def fun(x):
+        return overwrite(x, jnp.int32(1)), x[0]
+
+    jaxpr = str(jax.make_jaxpr(scheduled(fun))(square()))
+    assert " pin[" in jaxpr
+    assert "convert_element_type" not in jaxpr
+
+
 @cases
 def test_the_lowered_program_is_the_same(fun, args):
     def lowered(fun):
