@@ -55,8 +55,10 @@ def _before_side(
     needed: Collection[Node],
     later: Collection[Node],
 ) -> tuple[list[Node] | None, int]:
-    region, truncated = _derived(graph, readers, later)
     first = min(node.rank for node in readers)
+    if _is_free(graph, readers, needed, later, first):
+        return list(readers), 0
+    region, truncated = _derived(graph, readers, later)
     network = Network()
     for node in [*readers, *needed]:
         if node in region:
@@ -77,6 +79,21 @@ def _before_side(
     if cost >= FOREVER:
         return None, cost
     return [node for node in region if node in side], cost
+
+
+def _is_free(
+    graph: Graph,
+    readers: Collection[Node],
+    needed: Collection[Node],
+    later: Collection[Node],
+    first: float,
+) -> bool:
+    """Whether the cut behind the readers themselves costs nothing, and no other node comes before
+    it: the cheapest one then, and nearest to the readers, with no search."""
+    if any(_cost(value) for node in readers for value in node.outputs):
+        return False
+    before = {*needed, *(each for node in readers for each in graph.predecessors(node))}
+    return all(node in readers or (node.rank < first and node not in later) for node in before)
 
 
 def _derived(
