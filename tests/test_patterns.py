@@ -8,26 +8,32 @@ import numpy as np
 import pytest
 
 from benchmarks.programs import ALL
-from benchmarks.programs._program import fresh
-from jaxsched import before, scheduled
+from benchmarks.programs._program import fresh, undeclared
+from jaxsched import before, explain, scheduled
 from jaxsched._hlo._copies import control_edges
 from jaxsched._hlo._text import parse
+from jaxsched._verdicts import Verdict
+from tests.fuzz._compiled import check_eager_order
 from tests.hlo import compiled, copied_bytes, temp_bytes, text
 
 HAZARDS = [p for p in ALL.values() if p.hazard]
 GUARDS = [p for p in ALL.values() if p.category == "guard"]
 
 
+@functools.lru_cache(maxsize=2)
+def built(name, way):
+    """One program, its arguments and what it should compute."""
+    program = ALL[name]
+    function, arguments = program.build(before if way == "declared" else undeclared)
+    return function, arguments, program.reference(*arguments)
+
+
 @functools.cache
 def run(name, way):
-    """One program, compiled in one way: its text, its memory, and whether its results are right."""
+    """One program, compiled with its order inferred or declared, and run: its results are right."""
     program = ALL[name]
-    declare = {"declared": {"before": before}}.get(way, {})
-    function, arguments = program.build(**declare, small=way == "small")
-    if way != "plain":
-        function = scheduled(function)
-    executable = compiled(function, *arguments, donate_argnums=program.donate)
-    expected = program.reference(*arguments)
+    function, arguments, expected = built(name, way)
+    executable = compiled(scheduled(function), *arguments, donate_argnums=program.donate)
     results = executable(*fresh(arguments))
     for result, wanted in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(
@@ -63,6 +69,21 @@ def test_a_declared_order_is_kept(name):
         assert program.ordered(text(executable))
     if program.temp_goal is not None:
         assert temp_bytes(executable) <= program.temp_goal * size
+
+
+@pytest.mark.parametrize("name", [p.name for p in HAZARDS])
+def test_declared_orders_are_held(name):
+    """By data or by a control edge, as far as XLA left a trace of both ends."""
+    function, arguments, _ = built(name, "declared")
+    report = explain(scheduled(function), donate_argnums=ALL[name].donate)(*arguments)
+    verdicts = {edge.verdict for edge in report.edges if edge.kind == "declared"}
+    assert verdicts or name == "overwrite_gradient"  # whose declared read is dead
+    assert verdicts <= {Verdict.CONTROL, Verdict.DATA, Verdict.UNSEEN}
+
+
+@pytest.mark.parametrize("name", [p.name for p in HAZARDS])
+def test_eager_code_keeps_the_declared_order(name):
+    check_eager_order(*ALL[name].build(before, small=True))
 
 
 @pytest.mark.parametrize("name", [p.name for p in GUARDS])

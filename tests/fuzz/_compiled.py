@@ -1,44 +1,113 @@
 """What has to hold for a program once XLA has compiled it."""
 
+import contextlib
+import functools
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsched import scheduled
+from jaxsched import explain, scheduled
+from jaxsched._before import collecting
 from jaxsched._hlo._copies import copied_bytes
-from tests.fuzz._check import Failure, compare
+from jaxsched._jax import Jaxpr
+from jaxsched._options import Options
+from jaxsched._plan import plan
+from jaxsched._report import Report
+from jaxsched._verdicts import Verdict
+from tests.fuzz._check import Failure, compare, declared
+from tests.fuzz._primitives import VIEWS
 from tests.fuzz._program import Program, Step, evaluate, function
 
-__all__ = ["check_batched", "check_compiled", "check_gradient"]
+__all__ = [
+    "check_batched",
+    "check_compiled",
+    "check_eager",
+    "check_eager_order",
+    "check_gradient",
+    "compiled",
+    "explained",
+]
 
 # Copies of rows and counters are no concern: the buffers of the programs are all larger than this.
 _BUFFER = 100
 
 
-def _compile(fun: Any, program: Program) -> Any:
+def compiled(fun: Any, program: Program) -> Any:
+    with _donating():
+        return _jitted(fun, program).lower(*program.arguments()).compile()
+
+
+def explained(program: Program) -> Report:
+    with _donating():
+        return explain(_jitted(scheduled(function(program)), program))(*program.arguments())
+
+
+def _jitted(fun: Any, program: Program) -> Any:
+    return jax.jit(fun, donate_argnums=program.donated, keep_unused=True)
+
+
+@contextlib.contextmanager
+def _donating() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-        jitted = jax.jit(fun, donate_argnums=program.donated, keep_unused=True)
-        return jitted.lower(*program.arguments()).compile()
+        yield
 
 
 def check_compiled(program: Program, *, copies: bool = True) -> None:
-    """Right results, arguments left alone unless donated, no more bytes copied than plain jit."""
+    """Right results, arguments left alone unless donated, declared orders held; no more bytes
+    copied than by plain jit, and no copy for a write that the plan orders behind its readers."""
     wanted = evaluate(program.block, program.arguments())
-    compiled = _compile(scheduled(function(program)), program)
+    made = compiled(scheduled(function(program)), program)
     arguments = [jnp.array(each) for each in program.arguments()]
-    compare("compiled", compiled(*arguments), wanted)
+    compare("compiled", made(*arguments), wanted)
     for i, given in enumerate(program.arguments()):
         if i not in program.donated and not np.array_equal(arguments[i], given):
             raise Failure("argument changed", f"argument {i} was not donated")
+    report = explained(program)
+    for edge in report.edges:
+        if edge.kind == "declared" and edge.verdict is Verdict.LOST:
+            raise Failure("declared order is lost in the module", f"{edge.first}, {edge.then}")
     if copies:
-        plain = _compile(function(program, declared=False), program)
-        ours, theirs = (copied_bytes(each.as_text(), _BUFFER) for each in (compiled, plain))
+        ours, theirs = copied_bytes(made.as_text(), _BUFFER), _copied_by_plain_jit(program)
         if ours > theirs:
             raise Failure("more copies", f"{ours} bytes, {theirs} under plain jit")
+
+
+@functools.lru_cache(maxsize=1)  # one program may be checked with many plans
+def _copied_by_plain_jit(program: Program) -> int:
+    return copied_bytes(compiled(function(program, declared=False), program).as_text(), _BUFFER)
+
+
+def check_eager(program: Program) -> None:
+    """Right results one equation at a time, in the declared order."""
+    check_eager_order(function(program), program.arguments())
+    given = scheduled(function(program))(*map(jnp.array, program.arguments()))
+    compare("eager", given, evaluate(program.block, program.arguments()))
+
+
+def check_eager_order(fun: Any, arguments: Any) -> None:
+    """In the plan of eager code the equations stand in the declared order."""
+    with collecting():
+        jaxpr = jax.make_jaxpr(fun)(*arguments)
+    planned = plan(jaxpr, Options(), compiled=False)
+    orders, _ = declared(jaxpr, planned)
+    place = {v: i for i, eqn in enumerate(planned.eqns) for v in eqn.outvars}
+    for later in orders.keys() & place.keys():
+        for earlier in place.keys() & {*orders[later]}:
+            if not place[_viewed(planned, earlier)] < place[_viewed(planned, later)]:
+                raise Failure("declared order is lost in eager code", f"{earlier}, {later}")
+
+
+def _viewed(jaxpr: Jaxpr, value: Any) -> Any:
+    """What a value is a view of: that is where its computation is done."""
+    producer = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    while producer[value].primitive.name in VIEWS and producer[value].invars[0] in producer:
+        value = producer[value].invars[0]
+    return value
 
 
 def check_batched(program: Program) -> None:
