@@ -91,7 +91,7 @@ class Scope:
             outputs = [_value(_renamed(var) if fresh else var) for var in eqn.outvars]
             node = self.graph.add_node(eqn, inputs, outputs)
             env |= zip(eqn.outvars, outputs, strict=True)
-            if eqn.effects - {marker_effect}:
+            if eqn.effects and eqn.effects - {marker_effect}:
                 if self._last_effect is not None:
                     self.graph.add_edge(Edge("data", self._last_effect, node))
                 self._last_effect = node
@@ -102,7 +102,7 @@ class Scope:
         dead: set[Node] = set()
         for node in reversed(self.graph.nodes):
             used = any(
-                value.is_output or value in kept or any(user not in dead for user in value.users)
+                value.is_output or value in kept or not dead.issuperset(value.users)
                 for value in node.outputs
             )
             if not used and not node.payload.effects:
@@ -154,16 +154,13 @@ def _emit(node: Node, params: dict[str, Any] | None) -> JaxprEqn:
         policy = {} if pin.copies == "allow" else {"copies": pin.copies}
         return new_eqn(inputs, outputs, pin_p, {"buffers": pin.buffers} | policy, pin.like)
     eqn: JaxprEqn = node.payload
-    if params is None and marker_effect not in eqn.effects:
-        same = all(a is b for a, b in zip(eqn.invars, inputs, strict=True))
-        if same and all(a is b for a, b in zip(eqn.outvars, outputs, strict=True)):
-            return eqn
-    return eqn.replace(
-        invars=inputs,
-        outvars=outputs,
-        params=eqn.params | (params or {}),
-        effects=eqn.effects - {marker_effect},
-    )
+    if eqn.invars != inputs or eqn.outvars != outputs:
+        eqn = eqn.replace(invars=inputs, outvars=outputs)
+    if params:
+        eqn = eqn.replace(params=eqn.params | params)
+    if marker_effect in eqn.effects:
+        eqn = eqn.replace(effects=eqn.effects - {marker_effect})
+    return eqn
 
 
 def _value(var: Var) -> Value:

@@ -97,8 +97,10 @@ def is_buffer(aval: Any) -> bool:
 
 def nbytes(aval: Any) -> int:
     """Bytes of an array; a symbolic dimension (`jax.export`) counts as one that is large."""
-    sizes = [size if isinstance(size, int) else _SYMBOLIC for size in aval.shape]
-    return math.prod(sizes) * aval.dtype.itemsize
+    size = math.prod(aval.shape)
+    if not isinstance(size, int):
+        size = math.prod(each if isinstance(each, int) else _SYMBOLIC for each in aval.shape)
+    return size * aval.dtype.itemsize
 
 
 def is_view(eqn: JaxprEqn) -> bool:
