@@ -110,7 +110,13 @@ class _Conflict:
         self.held = held_operands(self.keeper.node, self.keeper.operand)
         apart = {node for node, _ in self.held}
         self.readers = [node for node in uses if node not in apart]
-        self.risky = [node for node in self.readers if _is_hazard(graph, node, self.keeper)]
+        # Each write of a constant array gets one of its own, which costs XLA no copy.
+        apart = {write.node for write in writes} if _is_filled(buffer) else set()
+        self.risky = [
+            node
+            for node in self.readers
+            if node not in apart and _is_hazard(graph, node, self.keeper)
+        ]
 
     @property
     def also_read(self) -> bool:
@@ -340,3 +346,9 @@ def _is_duplicated(node: Node) -> bool:
 
 def _is_broadcast(value: Value) -> bool:
     return value.producer is not None and is_a(value.producer, "broadcast_in_dim")
+
+
+def _is_filled(value: Value) -> bool:
+    """Whether a value is an array of one number, which XLA computes anew for each use."""
+    node = value.producer
+    return node is not None and is_a(node, "broadcast_in_dim") and not node.inputs[0].key.aval.shape

@@ -121,3 +121,17 @@ def test_a_declared_read_that_leads_to_no_result_asks_for_nothing():
     x = jnp.ones((30, 30))
     assert "pin" not in str(jax.make_jaxpr(fun)(x))
     assert copied_bytes(compiled(fun, x, donate_argnums=0), x) == 0
+
+
+def test_two_writes_of_an_array_of_one_number_need_no_copy():
+    """Each of them starts from its own array of ones; one pinned array had to be copied."""
+
+    def fun(k):
+        ones = jnp.full((40, 25), 1, jnp.int32)
+        low = ones.at[np.array([-11, -21])].min(k, mode="clip")
+        return lax.switch(k % 3, [lambda x: x, lambda x: x, lambda _: low], ones)
+
+    k = np.int32(2)
+    plain, ours = (compiled(each, k) for each in (fun, scheduled(fun)))
+    assert copied_bytes(ours, 4000) <= copied_bytes(plain, 4000)
+    np.testing.assert_array_equal(ours(k), fun(k))
