@@ -1,7 +1,7 @@
 """Placing pins: each write that needs one gets one, over its buffers and the values of its cut."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from jaxsched._cut import FOREVER
 from jaxsched._graph import Node, Value
@@ -86,30 +86,28 @@ class Pins:
             value = node.inputs[operand]
             pinned = value.producer is not None and isinstance(value.producer.payload, Pin)
             if not pinned and 0 < value.nbytes < FOREVER:
-                pin = self._scope.insert_pin([value], [], node.payload)
-                self._scope.graph.rewire(value, pin.outputs[0], [node], outputs=False)
+                self._insert({value: [node]}, {}, outputs=(), like=node)
                 added = True
         return added
 
     def _place(self, target: Node, wanted: _Wanted) -> bool:
         graph = self._scope.graph
         later = {node: None for node, _ in wanted.held}
-        holders: dict[Value, list[Node]] = {}
+        holders: dict[Value, dict[Node, None]] = {}
         for node, operand in wanted.held:
             value = node.inputs[operand]
             if 0 < value.nbytes < FOREVER and not self._waits(value, later):
-                holders.setdefault(value, []).append(node)
+                holders.setdefault(value, {})[node] = None
         needed = [value.producer for value in holders if value.producer is not None]
         cut = choose_cut(graph, wanted.readers, needed, later)
         if cut is None or (wanted.limit is not None and cut.cost > wanted.limit):
             return False
-        reads = [value for value in cut.values if value not in holders]
+        reads = {value: users for value, users in cut.values.items() if value not in holders}
         if not holders or len(holders) + len(reads) < 2:
             return False
-        pin = self._scope.insert_pin(list(holders), reads, target.payload)
-        for value, pinned in zip(pin.inputs, pin.outputs, strict=True):
-            users = [*holders.get(value, ()), *cut.values.get(value, ())]
-            graph.rewire(value, pinned, list(dict.fromkeys(users)), outputs=value in cut.values)
+        for value, users in holders.items():
+            users.update(dict.fromkeys(cut.values.get(value, ())))
+        self._insert(holders, reads, outputs=cut.values, like=target)
         return True
 
     def _waits(self, value: Value, later: Iterable[Node]) -> bool:
@@ -124,14 +122,25 @@ class Pins:
         cut = choose_cut(graph, readers, [], [])
         if cut is None or not cut.values or cut.cost > value.nbytes or value in cut.values:
             return False
-        pin = self._scope.insert_pin([value], list(cut.values), readers[0].payload)
-        for read, pinned in zip(pin.inputs, pin.outputs, strict=True):
-            graph.rewire(read, pinned, cut.values.get(read, []), outputs=True)
+        self._insert({value: []}, cut.values, outputs=[value, *cut.values], like=readers[0])
         return True
 
     def _place_alone(self, value: Value) -> None:
         producer = value.producer
         assert producer is not None, "only the result of a write is pinned alone"
-        users = list(value.users)
-        pin = self._scope.insert_pin([value], [], producer.payload)
-        self._scope.graph.rewire(value, pin.outputs[0], users, outputs=True)
+        self._insert({value: list(value.users)}, {}, outputs=[value], like=producer)
+
+    def _insert(
+        self,
+        buffers: Mapping[Value, Collection[Node]],
+        reads: Mapping[Value, Collection[Node]],
+        *,
+        outputs: Collection[Value],
+        like: Node,
+    ) -> None:
+        """Adds a pin over these values. The nodes given with each take it from the pin, and so does
+        the scope where it returns one of `outputs`."""
+        pin = self._scope.insert_pin(list(buffers), list(reads), like.payload)
+        users = [*buffers.values(), *reads.values()]
+        for value, pinned, some in zip(pin.inputs, pin.outputs, users, strict=True):
+            self._scope.graph.rewire(value, pinned, list(some), outputs=value in outputs)
