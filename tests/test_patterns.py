@@ -74,14 +74,21 @@ def test_a_declared_order_is_kept(name):
         assert temp_bytes(executable) <= program.temp_goal * size
 
 
+# One loop copies its buffer in any order, the other the row that it hands on to its next round.
+COPIED_IN_A_LOOP = {"lanes_apart", "pass_rows_on"}
+
+
 @pytest.mark.parametrize("name", [p.name for p in HAZARDS])
 def test_declared_orders_are_held(name):
-    """By data or by a control edge, as far as XLA left a trace of both ends."""
+    """By data or by a control edge, as far as XLA left a trace of both ends. For each copy that is
+    left the program gives a reason: none is XLA's own choice, or for a read that is late."""
     function, arguments, _ = built(name, "declared")
     report = explain(scheduled(function), donate_argnums=ALL[name].donate)(*arguments)
     verdicts = {edge.verdict for edge in report.edges if edge.kind == "declared"}
     assert verdicts or name == "overwrite_gradient"  # whose declared read is dead
     assert verdicts <= {Verdict.CONTROL, Verdict.DATA, Verdict.UNSEEN}
+    unexplained = [copy for copy in report.copies if copy.nbytes >= _BUFFER and copy.fix is None]
+    assert not unexplained or name in COPIED_IN_A_LOOP
 
 
 @pytest.mark.parametrize("name", [p.name for p in HAZARDS])
