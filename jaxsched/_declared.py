@@ -8,7 +8,7 @@ from typing import Never
 from jax.core import Tracer
 
 from jaxsched._errors import CycleError, ScheduleError, message
-from jaxsched._graph import Edge, Node, Value
+from jaxsched._graph import Edge, Graph, Node, Value
 from jaxsched._jax import JaxprEqn, Literal, user_line
 from jaxsched._scope import Marker, Scope
 from jaxsched._updates import ScopeKind, is_view, updates
@@ -33,7 +33,10 @@ class Declared:
 
 
 def declare(scope: Scope, kind: ScopeKind) -> list[Declared]:
-    """Adds every declared edge to the graph; raises ScheduleError where one has no meaning."""
+    """Adds every declared edge to the graph; raises ScheduleError where one has no meaning.
+
+    Then it drops what leads to no result, and keeps the orders that are declared through it.
+    """
     sources: dict[Node, dict[Node, None]] = {}
     markers: dict[Node, Marker] = {}
     for marker in scope.markers:
@@ -48,7 +51,7 @@ def declare(scope: Scope, kind: ScopeKind) -> list[Declared]:
                     raise CycleError(_cycle(source, target, path, marker.eqn))
                 sources.setdefault(target, {})[source] = None
                 markers[target] = marker
-    if scope.rewrite:
+    if scope.dead:
         sources = _among_live(scope, sources, markers)
     found = [Declared(node, before, _held(scope, node, before)) for node, before in sources.items()]
     # What is held back is ordered too: otherwise another pin might want it before the sources.
@@ -71,24 +74,35 @@ def declare(scope: Scope, kind: ScopeKind) -> list[Declared]:
 def _among_live(
     scope: Scope, sources: dict[Node, dict[Node, None]], markers: dict[Node, Marker]
 ) -> dict[Node, dict[Node, None]]:
-    """Drops declared values that lead to no result; the orders that go through them remain."""
-    dead = scope.dead()
+    """Drops what leads to no result; an order through it becomes one of what is in front of it."""
+    graph, dead = scope.graph, scope.dead
+    reached = {
+        target: _reached(graph, before, dead)
+        for target, before in sources.items()
+        if target not in dead
+    }
+    graph.drop(dead)
     live: dict[Node, dict[Node, None]] = {}
-    for target, before in sources.items():
-        if target in dead:
-            continue
-        reached = dict.fromkeys(before)
-        todo = [node for node in before if node in dead]
-        for node in todo:
-            new = [each for each in scope.graph.predecessors(node) if each not in reached]
-            reached |= dict.fromkeys(new)
-            todo += (each for each in dict.fromkeys(new) if each in dead)
-        if kept := {node: None for node in reached if node not in dead}:
-            live[target] = kept
-        for node in kept.keys() - before.keys():
-            scope.graph.add_edge(Edge("declared", node, target, markers[target].eqn))
-    scope.graph.drop(dead)
+    for target, found in reached.items():
+        for node in found:
+            if node not in sources[target]:
+                if graph.depends_on(target, node, len(graph.nodes)):
+                    continue
+                graph.add_edge(Edge("declared", node, target, markers[target].eqn))
+            live.setdefault(target, {})[node] = None
     return live
+
+
+def _reached(graph: Graph, before: dict[Node, None], dead: set[Node]) -> list[Node]:
+    """The nodes that are not dead: among these, or else in front of those that are."""
+    seen = set(before)
+    todo = list(before)
+    for node in todo:
+        if node in dead:
+            new = [each for each in graph.predecessors(node) if each not in seen]
+            seen.update(new)
+            todo += dict.fromkeys(new)
+    return [node for node in todo if node not in dead]
 
 
 def _producer(scope: Scope, kind: ScopeKind, marker: Marker, value: Value) -> Node | None:

@@ -12,6 +12,7 @@ from jaxsched._updates import (
     is_view,
     keeps_position,
     same_shape,
+    scopes,
     updates,
     window,
 )
@@ -59,10 +60,9 @@ def find_hazards(scope: Scope, kind: ScopeKind, *, infer: bool) -> Findings:
     alone = [*_viewed_operands(buffers), *_lingering(buffers)]
     found = Findings([], [], list(dict.fromkeys(alone)), [])
     if infer:
-        fixed = {*scope.constants, *scope.inputs[: kind.fixed]}
         # The conflicts are what the data alone order; so all of them are found before any edge.
         for conflict in [_Conflict(scope.graph, *each) for each in buffers.items()]:
-            _resolve(scope.graph, conflict, fixed, found)
+            _resolve(scope.graph, conflict, scope.fixed, found)
         found.hazards.extend(recycled(scope, kind, lineages))
         found.passed.extend(passed_through(scope, kind))
     return found
@@ -110,12 +110,12 @@ class _Conflict:
         self.held = held_operands(self.keeper.node, self.keeper.operand)
         apart = {node for node, _ in self.held}
         self.readers = [node for node in uses if node not in apart]
-        # Each write of a constant array gets one of its own, which costs XLA no copy.
-        apart = {write.node for write in writes} if _is_filled(buffer) else set()
+        # Each write of an array of one number gets one of its own, which costs XLA no copy.
+        free = {write.node for write in writes} if _is_filled(buffer) else set[Node]()
         self.risky = [
             node
             for node in self.readers
-            if node not in apart and _is_hazard(graph, node, self.keeper)
+            if node not in free and _is_hazard(graph, node, self.keeper)
         ]
 
     @property
@@ -133,12 +133,13 @@ class _Conflict:
     def fused_into(self, write: Write) -> list[Node]:
         """The readers that XLA would fuse into the write of a copy. That goes on in the copy's
         memory, so that these see elements which it has overwritten already (openxla/xla#49176)."""
-        readers = (node for node in self.readers if node is not write.node)
+        if scopes(write.node.payload):
+            return []
         return [
             node
-            for node in readers
-            if not is_same_window(node, write.node)
-            and not is_materialized(write.node.payload)
+            for node in self.readers
+            if node is not write.node
+            and not is_same_window(node, write.node)
             and _fusible_path(node, write.node, line=_is_same_line(node, write.node))
         ]
 

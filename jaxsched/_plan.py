@@ -96,9 +96,11 @@ def _plan_scope(
 ) -> Jaxpr:
     # Without inference a function without declarations is left as it is.
     active = compiled and (options.infer or marker_effect in jaxpr.effects)
-    scope = Scope(jaxpr, inline=inline, rewrite=active, copies=options.copies)
+    scope = Scope(jaxpr, kind.fixed, inline=inline, rewrite=active, copies=options.copies)
     nested = {}
     for node in scope.graph.nodes:
+        if node in scope.dead and marker_effect not in node.payload.effects:
+            continue  # but a declaration without a meaning is an error in dead code too
         params = _plan_params(node.payload, options)
         if params:
             nested[node] = params

@@ -1,7 +1,7 @@
 """From a jaxpr to a graph and back: nested jitted functions are inlined, markers are taken out."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxsched._before import marker_effect, marker_p
@@ -10,7 +10,7 @@ from jaxsched._graph import Edge, Graph, Node, Value
 from jaxsched._jax import DropVar, Jaxpr, JaxprEqn, Literal, Var, inline_name, is_plain_jit, new_eqn
 from jaxsched._options import CopyPolicy
 from jaxsched._pin import pin_p
-from jaxsched._updates import is_array, nbytes, updates, weakly_cached
+from jaxsched._updates import is_array, is_ignored, nbytes, updates, weakly_cached
 from jaxsched._window import as_window_update
 
 __all__ = ["Marker", "Pin", "Scope"]
@@ -40,12 +40,21 @@ class Pin:
 class Scope:
     """The graph of one jaxpr and the declarations in it.
 
-    With `inline`, nested jitted functions are inlined. With `rewrite`, dead equations are left out
-    unless they are declared, and updates are put in the form that XLA does in place; `rewritten`
-    says whether there were any.
+    The first `fixed` inputs must keep their values, as the constants do. With `inline`, nested
+    jitted functions are inlined. With `rewrite`, updates are put in the form that XLA does in
+    place, `rewritten` says whether there were any, and `dead` are the equations that lead to no
+    result.
     """
 
-    def __init__(self, jaxpr: Jaxpr, *, inline: bool, rewrite: bool, copies: CopyPolicy = "allow"):
+    def __init__(
+        self,
+        jaxpr: Jaxpr,
+        fixed: int,
+        *,
+        inline: bool,
+        rewrite: bool,
+        copies: CopyPolicy = "allow",
+    ):
         self.jaxpr = jaxpr
         self._copies: CopyPolicy = copies
         self.claimed: set[Value] = set()  # the buffers that are to be overwritten where they are
@@ -53,17 +62,16 @@ class Scope:
         self.graph = Graph()
         self.markers: list[Marker] = []
         self._inline = inline
-        self.rewrite = rewrite
+        self._rewrite = rewrite
         self._last_effect: Node | None = None
         self.constants = [_value(var) for var in jaxpr.constvars]
         self.inputs = [_value(var) for var in jaxpr.invars]
+        self.fixed = {*self.constants, *self.inputs[:fixed]}
         env = dict(zip(jaxpr.constvars, self.constants, strict=True))
         env |= zip(jaxpr.invars, self.inputs, strict=True)
         self.graph.set_outputs(self._add(jaxpr, env, None))
-        if rewrite:
-            self.graph.drop(
-                self.dead({v for marker in self.markers for group in marker.groups for v in group})
-            )
+        self.dead = self._dead() if rewrite else set[Node]()
+        self._disregard()
 
     def _add(self, jaxpr: Jaxpr, env: dict[Var, Value], caller: JaxprEqn | None) -> list[Value]:
         for eqn in jaxpr.eqns:
@@ -81,7 +89,9 @@ class Scope:
                 outputs = self._add(callee, inner, eqn)
                 env |= zip(eqn.outvars, outputs, strict=True)
                 continue
-            window = as_window_update(eqn, inputs) if self.rewrite else None
+            window = None
+            if self._rewrite and not self.fixed.issuperset(inputs[:1]):  # those are copied anyway
+                window = as_window_update(eqn, inputs)
             if window is not None:
                 inner = dict(zip(window.invars, [inputs[0], inputs[2]], strict=True))
                 env |= zip(eqn.outvars, self._add_at(eqn, window, inner), strict=True)
@@ -97,17 +107,25 @@ class Scope:
                 self._last_effect = node
         return [_read(env, atom) for atom in jaxpr.outvars]
 
-    def dead(self, kept: Collection[Value] = ()) -> set[Node]:
+    def _dead(self) -> set[Node]:
         """The equations that XLA drops: a gradient leaves such reads of old values behind."""
         dead: set[Node] = set()
         for node in reversed(self.graph.nodes):
-            used = any(
-                value.is_output or value in kept or not dead.issuperset(value.users)
-                for value in node.outputs
+            unused = not any(value.is_output for value in node.outputs) and all(
+                dead.issuperset(value.users) for value in node.outputs
             )
-            if not used and not node.payload.effects:
+            if unused and not node.payload.effects - {marker_effect}:
                 dead.add(node)
         return dead
+
+    def _disregard(self) -> None:
+        """Takes what a loop carries for nothing from its uses, as XLA takes it out of the loop."""
+        for node in self.graph.nodes:
+            for operand, result in updates(node.payload):
+                value, new = node.inputs[operand], node.outputs[result]
+                unused = not (new.users or new.is_output) and is_ignored(node.payload, operand)
+                if unused and node.inputs.count(value) == 1:
+                    value.users.remove(node)
 
     def _add_at(self, like: JaxprEqn, jaxpr: Jaxpr, env: dict[Var, Value]) -> list[Value]:
         """Adds what stands in the place of the equation `like`."""

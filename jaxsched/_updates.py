@@ -18,6 +18,7 @@ __all__ = [
     "is_array",
     "is_buffer",
     "is_elementwise",
+    "is_ignored",
     "is_materialized",
     "is_view",
     "keeps_position",
@@ -82,6 +83,18 @@ _MATERIALIZED = frozenset(
 )
 
 
+def weakly_cached(function: Any) -> Any:
+    cache: weakref.WeakKeyDictionary[Jaxpr, Any] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(function)
+    def cached(jaxpr: Jaxpr) -> Any:
+        if jaxpr not in cache:
+            cache[jaxpr] = function(jaxpr)
+        return cache[jaxpr]
+
+    return cached
+
+
 def is_array(aval: Any) -> bool:
     """Whether this is the type of an array: not of a token and not of a mutable reference."""
     return isinstance(aval, ShapedArray)
@@ -142,6 +155,25 @@ def _loop_updates(body: Jaxpr, constants: int, skipped: int, carry: int) -> Any:
     )
 
 
+def is_ignored(eqn: JaxprEqn, operand: int) -> bool:
+    """Whether a loop carries a value that no iteration reads."""
+    if eqn.primitive.name == "scan":
+        return operand not in _read(eqn.params["jaxpr"])
+    if eqn.primitive.name != "while":
+        return False
+    skipped, constants = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    in_body = operand - skipped in _read(eqn.params["body_jaxpr"])
+    return not in_body and operand - constants not in _read(eqn.params["cond_jaxpr"])
+
+
+@weakly_cached
+def _read(jaxpr: Jaxpr) -> frozenset[int]:
+    """The inputs that something reads, or that are returned."""
+    used = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)}
+    used.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
+    return frozenset(i for i, v in enumerate(jaxpr.invars) if v in used)
+
+
 def _branch_updates(branches: tuple[Jaxpr, ...], skipped: int) -> Any:
     """The operands that a branch returns, overwritten in one branch or more."""
     carried_by = [carried(branch) for branch in branches]
@@ -156,18 +188,6 @@ def _branch_updates(branches: tuple[Jaxpr, ...], skipped: int) -> Any:
         taken.add(operand)
         pairs.append((skipped + operand, result))
     return tuple(pairs)
-
-
-def weakly_cached(function: Any) -> Any:
-    cache: weakref.WeakKeyDictionary[Jaxpr, Any] = weakref.WeakKeyDictionary()
-
-    @functools.wraps(function)
-    def cached(jaxpr: Jaxpr) -> Any:
-        if jaxpr not in cache:
-            cache[jaxpr] = function(jaxpr)
-        return cache[jaxpr]
-
-    return cached
 
 
 @weakly_cached

@@ -5,7 +5,14 @@ import dataclasses
 from jaxsched._graph import Graph, Node, Value
 from jaxsched._jax import Literal
 from jaxsched._scope import Scope
-from jaxsched._updates import ScopeKind, is_buffer, is_elementwise, is_view, same_type, updates
+from jaxsched._updates import (
+    ScopeKind,
+    is_buffer,
+    is_elementwise,
+    is_view,
+    same_type,
+    updates,
+)
 
 __all__ = [
     "Hazard",
@@ -134,6 +141,7 @@ def _updates(graph: Graph) -> list[Write]:
         Write(node, operand, result, node)
         for node in graph.nodes
         for operand, result in updates(node.payload)
+        if node in node.inputs[operand].users
     ]
 
 
