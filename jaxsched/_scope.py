@@ -10,7 +10,7 @@ from jaxsched._graph import Edge, Graph, Node, Value
 from jaxsched._jax import DropVar, Jaxpr, JaxprEqn, Literal, Var, inline_name, is_plain_jit, new_eqn
 from jaxsched._options import CopyPolicy
 from jaxsched._pin import pin_p
-from jaxsched._updates import is_array, is_ignored, nbytes, updates, weakly_cached
+from jaxsched._updates import is_array, nbytes, updates, weakly_cached
 from jaxsched._window import as_window_update
 
 __all__ = ["Marker", "Pin", "Scope"]
@@ -71,7 +71,6 @@ class Scope:
         env |= zip(jaxpr.invars, self.inputs, strict=True)
         self.graph.set_outputs(self._add(jaxpr, env, None))
         self.dead = self._dead() if rewrite else set[Node]()
-        self._disregard()
 
     def _add(self, jaxpr: Jaxpr, env: dict[Var, Value], caller: JaxprEqn | None) -> list[Value]:
         for eqn in jaxpr.eqns:
@@ -117,15 +116,6 @@ class Scope:
             if unused and not node.payload.effects - {marker_effect}:
                 dead.add(node)
         return dead
-
-    def _disregard(self) -> None:
-        """Takes what a loop carries for nothing from its uses, as XLA takes it out of the loop."""
-        for node in self.graph.nodes:
-            for operand, result in updates(node.payload):
-                value, new = node.inputs[operand], node.outputs[result]
-                unused = not (new.users or new.is_output) and is_ignored(node.payload, operand)
-                if unused and node.inputs.count(value) == 1:
-                    value.users.remove(node)
 
     def _add_at(self, like: JaxprEqn, jaxpr: Jaxpr, env: dict[Var, Value]) -> list[Value]:
         """Adds what stands in the place of the equation `like`."""

@@ -347,8 +347,9 @@ class BenchmarkPlan:
     def tests(self) -> Iterator[Callable[[], Any]]:
         name, way = self._program.name, self._way
         yield lambda: test_patterns.test_results_and_copies(name, way)
+        if self._program.hazard:
+            yield lambda: test_patterns.test_orders_are_held_and_copies_have_a_reason(name, way)
         if way == "declared":
-            yield lambda: test_patterns.test_declared_orders_are_held(name)
             if self._program.ordered or self._program.temp_goal:
                 yield lambda: test_patterns.test_a_declared_order_is_kept(name)
         elif self._program.hazard:
@@ -443,6 +444,7 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="print every mutant")
     parser.add_argument("--repeat", nargs=4, metavar=("SOURCE", "PLAN", "KIND", "PLACE"))
     options = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", 4)  # as in the tests
     counts: Counts = collections.Counter()
     if options.repeat:
         source, name, kind, place = options.repeat

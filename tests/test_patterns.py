@@ -78,14 +78,15 @@ def test_a_declared_order_is_kept(name):
 COPIED_IN_A_LOOP = {"lanes_apart", "pass_rows_on"}
 
 
+@pytest.mark.parametrize("way", ["inferred", "declared"])
 @pytest.mark.parametrize("name", [p.name for p in HAZARDS])
-def test_declared_orders_are_held(name):
-    """By data or by a control edge, as far as XLA left a trace of both ends. For each copy that is
-    left the program gives a reason: none is XLA's own choice, or for a read that is late."""
-    function, arguments, _ = built(name, "declared")
+def test_orders_are_held_and_copies_have_a_reason(name, way):
+    """Orders by data or by a control edge, as far as XLA left a trace of both ends. No copy that
+    is left is XLA's own choice, or made for a read that is late."""
+    function, arguments, _ = built(name, way)
     report = explain(scheduled(function), donate_argnums=ALL[name].donate)(*arguments)
-    verdicts = {edge.verdict for edge in report.edges if edge.kind == "declared"}
-    assert verdicts or name == "overwrite_gradient"  # whose declared read is dead
+    verdicts = {edge.verdict for edge in report.edges}
+    assert verdicts
     assert verdicts <= {Verdict.CONTROL, Verdict.DATA, Verdict.UNSEEN}
     unexplained = [copy for copy in report.copies if copy.nbytes >= _BUFFER and copy.fix is None]
     assert not unexplained or name in COPIED_IN_A_LOOP
