@@ -91,6 +91,13 @@ def tracing() -> bool:
     return not core.trace_state_clean()
 
 
+def without_dead(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr without what leads to no result, in loops and branches too; the very same one where
+    there is nothing of the kind."""
+    live, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    return live
+
+
 def eval_jaxpr(jaxpr: Jaxpr, args: list[Any]) -> list[Any]:
     """Evaluates under the caller's trace; keeps each equation's name stack, line and context."""
     trace = core.trace_ctx.trace

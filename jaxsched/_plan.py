@@ -10,7 +10,7 @@ from jaxsched._before import in_rule, marker_effect
 from jaxsched._declared import TOP, declare
 from jaxsched._errors import ScheduleError, message
 from jaxsched._hazards import find_hazards
-from jaxsched._jax import Jaxpr, JaxprEqn, rules_within, scopes_of, user_line
+from jaxsched._jax import Jaxpr, JaxprEqn, rules_within, scopes_of, user_line, without_dead
 from jaxsched._options import Options
 from jaxsched._pins import Pins
 from jaxsched._policy import claimed
@@ -29,12 +29,16 @@ def plan(jaxpr: Jaxpr, options: Options, *, compiled: bool) -> Jaxpr:
     """
     top, planned = ScopeKind(TOP), None
     with _collector_paused():
+        # XLA drops these too; a gradient, for one, leaves such reads of old values behind.
+        live = without_dead(jaxpr) if compiled else jaxpr
         if not compiled:
             # Nested jitted functions stay whole here, unless a declaration reaches into one.
             with contextlib.suppress(ScheduleError):
                 planned = _plan_scope(jaxpr, top, options, compiled=False, inline=False)
         if planned is None:
-            planned = _plan_scope(jaxpr, top, options, compiled=compiled, inline=True)
+            planned = _plan_scope(live, top, options, compiled=compiled, inline=True)
+        if planned is live:
+            planned = jaxpr
     return _rules_apart(planned) if marker_effect in jaxpr.effects else planned
 
 

@@ -107,7 +107,7 @@ class Scope:
         return [_read(env, atom) for atom in jaxpr.outvars]
 
     def _dead(self) -> set[Node]:
-        """The equations that XLA drops: a gradient leaves such reads of old values behind."""
+        """The equations that only declarations kept from being dropped before."""
         dead: set[Node] = set()
         for node in reversed(self.graph.nodes):
             unused = not any(value.is_output for value in node.outputs) and all(

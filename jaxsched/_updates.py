@@ -18,7 +18,6 @@ __all__ = [
     "is_array",
     "is_buffer",
     "is_elementwise",
-    "is_ignored",
     "is_materialized",
     "is_view",
     "keeps_position",
@@ -153,25 +152,6 @@ def _loop_updates(body: Jaxpr, constants: int, skipped: int, carry: int) -> Any:
         for i in range(carry)
         if body.outvars[i] is not body.invars[constants + i]
     )
-
-
-def is_ignored(eqn: JaxprEqn, operand: int) -> bool:
-    """Whether a loop carries a value that no iteration reads."""
-    if eqn.primitive.name == "scan":
-        return operand not in _read(eqn.params["jaxpr"])
-    if eqn.primitive.name != "while":
-        return False
-    skipped, constants = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    in_body = operand - skipped in _read(eqn.params["body_jaxpr"])
-    return not in_body and operand - constants not in _read(eqn.params["cond_jaxpr"])
-
-
-@weakly_cached
-def _read(jaxpr: Jaxpr) -> frozenset[int]:
-    """The inputs that something reads, or that are returned."""
-    used = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)}
-    used.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
-    return frozenset(i for i, v in enumerate(jaxpr.invars) if v in used)
 
 
 def _branch_updates(branches: tuple[Jaxpr, ...], skipped: int) -> Any:

@@ -9,7 +9,6 @@ from jaxsched._updates import (
     ScopeKind,
     is_buffer,
     is_elementwise,
-    is_ignored,
     is_view,
     same_type,
     updates,
@@ -142,13 +141,7 @@ def _updates(graph: Graph) -> list[Write]:
         Write(node, operand, result, node)
         for node in graph.nodes
         for operand, result in updates(node.payload)
-        # XLA takes a value out of a loop that nothing reads, in it or behind it.
-        if _is_used(node.outputs[result]) or not is_ignored(node.payload, operand)
     ]
-
-
-def _is_used(value: Value) -> bool:
-    return value.is_output or bool(value.users)
 
 
 def _arithmetic(scope: Scope, kind: ScopeKind, lineages: Lineages) -> list[Write]:

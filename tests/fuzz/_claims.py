@@ -7,13 +7,12 @@ and all of these orders together with the declared ones have no cycle.
 """
 
 import dataclasses
-import itertools
 from collections import defaultdict
 from typing import Any, cast
 
 from jaxsched._jax import Jaxpr, JaxprEqn, Literal
 from jaxsched._pin import pin_p
-from jaxsched._updates import is_elementwise, is_ignored, is_materialized, updates
+from jaxsched._updates import is_elementwise, is_materialized, updates
 from tests.fuzz._primitives import VIEWS
 
 __all__ = ["Facts", "repeated", "strict"]
@@ -65,8 +64,6 @@ class Facts:
                     self._alias(source, target, view=False)
             elif eqn.primitive.name in VIEWS:
                 self._alias(eqn.invars[0], eqn.outvars[0], view=True)
-        values = itertools.chain(jaxpr.outvars, *(eqn.invars for eqn in self.eqns))
-        self._used = {v for v in values if not isinstance(v, Literal)}
         # XLA drops what leads to no result, so that nothing is asked of it.
         made = (self._maker(value) for value in jaxpr.outvars)
         ends = [i for i in made if i is not None]
@@ -126,8 +123,6 @@ class Facts:
                 if not isinstance(value, Literal):
                     readers[self.root(value)].add(i)
             for operand, result in updates(eqn):
-                if is_ignored(eqn, operand) and eqn.outvars[result] not in self._used:
-                    continue  # XLA drops what a loop carries for nothing
                 if not isinstance(eqn.invars[operand], Literal):
                     writes[self.root(eqn.invars[operand])].append((i, operand, result))
         returned = {self.root(v) for v in self.jaxpr.outvars if not isinstance(v, Literal)}
