@@ -47,6 +47,7 @@ __all__ = [
     "user_line",
     "with_jaxpr",
     "with_name",
+    "without_dead",
 ]
 
 Jaxpr = core.Jaxpr

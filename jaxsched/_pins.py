@@ -7,6 +7,7 @@ from jaxsched._cut import FOREVER
 from jaxsched._graph import Node, Value
 from jaxsched._region import choose_cut
 from jaxsched._scope import Pin, Scope
+from jaxsched._updates import is_materialized
 
 __all__ = ["Pins"]
 
@@ -30,6 +31,12 @@ def _merged(requests: list[_Wanted]) -> _Wanted:
         readers |= each.readers
         limits.append(each.limit)
     return _Wanted(held, readers, None if None in limits else sum(limits))
+
+
+def _is_repeated(value: Value) -> bool:
+    """Whether XLA may compute a value once more for one of its uses, and so too late."""
+    fused = value.producer is not None and not is_materialized(value.producer.payload)
+    return fused and value.is_output + len(value.users) > 1
 
 
 class Pins:
@@ -103,7 +110,11 @@ class Pins:
         if cut is None or (wanted.limit is not None and cut.cost > wanted.limit):
             return False
         reads = {value: users for value, users in cut.values.items() if value not in holders}
-        if not holders or len(holders) + len(reads) < 2:
+        if not holders:
+            return False
+        if len(holders) + len(reads) < 2 and not (
+            wanted.limit is None and any(_is_repeated(value) for value in cut.values)
+        ):
             return False
         for value, users in holders.items():
             users.update(dict.fromkeys(cut.values.get(value, ())))

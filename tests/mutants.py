@@ -315,7 +315,7 @@ class RandomPlan:
 
     def tests(self) -> Iterator[Callable[[], Any]]:
         yield lambda: _check.check_plan(self._program, self._seed)
-        yield lambda: _compiled.check_compiled(self._program)
+        yield lambda: _compiled.check_compiled(self._program, strict=True)
 
     def check_eagerly(self) -> None:
         _compiled.check_eager(self._program)

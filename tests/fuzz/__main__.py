@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxsched import ScheduleError
 from tests.fuzz._check import Failure, check_plan, trace_and_plan
-from tests.fuzz._compiled import check_batched, check_compiled, check_gradient
+from tests.fuzz._compiled import check_batched, check_compiled, check_copies, check_gradient
 from tests.fuzz._generate import Generator, forbid
 from tests.fuzz._program import Program, source
 from tests.fuzz._shrink import shrink
@@ -42,7 +42,7 @@ def main() -> int:
         if (illegal := forbid(rng, program)) is not None:
             checks.append(("illegal", lambda _, given=illegal: check_illegal(*given)))
         if rng.random() < options.compiled_share:
-            checks.append(("compiled", lambda p: check_compiled(p, copies=options.copies)))
+            checks += [("compiled", check_compiled), ("copies", check_copies)]
             checks.append(rng.choice([("vmap", check_batched), ("gradient", check_gradient)]))
         for name, check in checks:
             counts[name] += 1
@@ -68,7 +68,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--stop", type=int, default=sys.maxsize, help="the seed to stop before")
     parser.add_argument("--compiled-share", type=float, default=0.05)
     parser.add_argument("--runs", type=int, default=3, help="of each plan in place, in two ways")
-    parser.add_argument("--copies", action="store_true", help="compare copies with plain jit")
     parser.add_argument("--show", type=int, default=3, help="programs to print of each failure")
     return parser.parse_args()
 

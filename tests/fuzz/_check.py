@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxsched._before import collecting, marker_p
-from jaxsched._jax import Jaxpr, Literal, scopes_of
+from jaxsched._jax import Jaxpr, Literal, scopes_of, without_dead
 from jaxsched._plan import Options, plan
 from tests.fuzz._inline import inlined
 from tests.fuzz._inplace import Machine
@@ -58,7 +58,8 @@ def trace_and_plan(program: Program, *, infer: bool = True) -> Jaxpr:
 def check_plan(program: Program, seed: int = 0, runs: int = 3) -> dict[str, int]:
     """The plans of a program, with and without inference; raises Failure, or counts."""
     wanted = evaluate(program.block, program.arguments())
-    jaxpr = trace(program)
+    # What leads to no result is not planned, and nothing is claimed of it.
+    jaxpr = without_dead(trace(program))
     counts = defaultdict(int)
     _planned(jaxpr, False, counts)
     planned, orders, complete = _planned(jaxpr, True, counts)
