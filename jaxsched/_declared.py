@@ -94,15 +94,17 @@ def _among_live(
 
 
 def _reached(graph: Graph, before: dict[Node, None], dead: set[Node]) -> list[Node]:
-    """The nodes that are not dead: among these, or else in front of those that are."""
-    seen = set(before)
+    """The nodes that compute and are not dead: among these, or else in front of the others."""
     todo = list(before)
+    seen = set(before)
+    passed = set()
     for node in todo:
-        if node in dead:
+        if node in dead or is_view(node.payload):
+            passed.add(node)
             new = [each for each in graph.predecessors(node) if each not in seen]
             seen.update(new)
             todo += dict.fromkeys(new)
-    return [node for node in todo if node not in dead]
+    return [node for node in todo if node not in passed]
 
 
 def _producer(scope: Scope, kind: ScopeKind, marker: Marker, value: Value) -> Node | None:

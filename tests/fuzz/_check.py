@@ -142,7 +142,7 @@ def check_orders(planned: Jaxpr, orders: dict[Any, list[Any]]) -> None:
                 while made in producer and producer[made].primitive.name in {*VIEWS, "pin"}:
                     eqn = producer[made]
                     made = eqn.invars[eqn.outvars.index(made)]
-                if reached.isdisjoint(producer[made].outvars):
+                if made in producer and reached.isdisjoint(producer[made].outvars):
                     raise Failure("declared order is lost", f"{earlier} before {later}")
 
 

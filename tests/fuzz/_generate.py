@@ -435,12 +435,11 @@ class Generator:
         if rng.random() < 0.4 and (more := self._pick(scope, lambda v: v.nbytes <= 64)):
             operands.append(more)
         operands = list(dict.fromkeys(operands))
-        examples = [scope.values[name] for name in operands]
-        blocks, computed = [], []
+        blocks, bodies = [], []
         for _ in range(rng.randint(2, 3) if kind == "switch" else 1):
-            block, sure = self._body(scope, kind, examples, depth)
+            block, body = self._body(scope, kind, operands, depth)
             blocks.append(block)
-            computed.append(sure)
+            bodies.append(body)
         static: tuple[Any, ...] = ()
         first: list[str] = []
         number = len(blocks[0].results)
@@ -456,14 +455,18 @@ class Generator:
         targets = tuple(self._name("w") for _ in range(number))
         self._add(scope, kind, [*first, *operands], static, blocks=tuple(blocks), targets=targets)
         for i, name in enumerate(targets):
+            results = [block.results[i] for block in blocks]
             # JAX passes a value on around the equation where no body changes it.
-            if all(sure[i] for sure in computed):
+            if all(own in body.computed for own, body in zip(results, bodies, strict=True)):
                 scope.computed[name] = len(scope.steps) - 1
+            if kind == "jit" and results[0] in bodies[0].constant:
+                scope.constant.add(name)
 
     def _body(
-        self, outer: _Scope, kind: str, examples: Sequence[np.ndarray], depth: int
-    ) -> tuple[Block, list[bool]]:
+        self, outer: _Scope, kind: str, operands: Sequence[str], depth: int
+    ) -> tuple[Block, _Scope]:
         rng = self._rng
+        examples = [outer.values[name] for name in operands]
         scope = _Scope(outer)
         parameters = [self._name("p") for _ in examples]
         i = self._name("i")
@@ -471,7 +474,8 @@ class Generator:
             scope.values[i] = np.array(0, _INDEX)
             scope.bounds[i] = 5
         if kind == "jit":  # which is inlined
-            scope.constant |= outer.constant
+            pairs = zip(parameters, operands, strict=True)
+            scope.constant |= outer.constant | {p for p, a in pairs if a in outer.constant}
         scope.values |= zip(parameters, examples, strict=True)
         self._grow(scope, rng.randint(1, max(1, self._size // 2)), depth)
         own = [name for step in scope.steps for name in step.targets]
@@ -486,8 +490,7 @@ class Generator:
         if kind == "scan":
             results.append(rng.choice(own or parameters))
         header = [i, *parameters] if kind in _LOOPS else parameters
-        block = self._finish(scope, header, results)
-        return block, [name in scope.computed for name in results]
+        return self._finish(scope, header, results), scope
 
     def _match(self, scope: _Scope, parameter: str, own: list[str], like: np.ndarray) -> str:
         """What the carried value becomes: mostly the last value of its type, or another one."""
