@@ -111,6 +111,7 @@ def declared(jaxpr: Jaxpr, planned: Jaxpr) -> tuple[dict[Any, list[Any]], bool]:
     for scope in scopes(jaxpr):
         producer = {v: eqn for eqn in scope.eqns for v in eqn.outvars}
         live = _needed(scope.outvars, producer)
+        live |= {v for eqn in scope.eqns if not live.isdisjoint(eqn.outvars) for v in eqn.outvars}
         orders: dict[Any, list[Any]] = defaultdict(list)
         for eqn in scope.eqns:
             if eqn.primitive is marker_p:
