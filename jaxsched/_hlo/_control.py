@@ -1,8 +1,8 @@
 """The HLO pass: the order that `pin` declares, as control edges in the module XLA compiles.
 
 A pin reaches XLA as one optimization barrier over (buffers..., reads...), marked by a frontend
-attribute.  After copy insertion and before scheduling this pass adds to each in-place write of a
-pinned buffer the producers of the pinned reads as control predecessors:
+attribute.  After copy insertion and before scheduling this pass adds to all that uses a pinned
+buffer, its in-place write above all, the producers of the pinned reads as control predecessors:
 
     read = fusion(x)                             read = fusion(x)
     pin = opt-barrier(tuple(x, read))       -->  pin = opt-barrier(tuple(x, read))
@@ -38,7 +38,7 @@ from jaxsched._hlo._wire import (
 
 MARK_KEY = "jaxsched"
 
-PASS_VERSION = 1  # to be raised with every change of the edges: the mark is part of JAX's cache key
+PASS_VERSION = 2  # to be raised with every change of the edges: the mark is part of JAX's cache key
 
 
 def mark(buffers: int, operands: int, copies: str = "allow") -> str:
@@ -103,7 +103,7 @@ class _Pin:
     reads: dict[int, None]
     parent: "_Pin | None"
     written: bool = False
-    users: list[_Instruction] = field(default_factory=list)  # that do not write it
+    users: list[_Instruction] = field(default_factory=list)  # but for those that write it
     later_users: list[_Instruction] = field(default_factory=list)  # behind the next pins
 
 
@@ -208,10 +208,9 @@ def _control_edges(data: bytes, computation: Field) -> list[Edit]:
         instruction.inputs = [values[operand] for operand in instruction.operands]
         values[instruction.id] = _value(data, instruction, pins)
     for pin in reversed(pins):  # the pins behind it come first, and hand up their users
-        users = pin.users or pin.later_users
-        if not pin.written:
-            for user in users:
-                user.added |= pin.reads
+        users = pin.users if pin.users or pin.written else pin.later_users
+        for user in users:
+            user.added |= pin.reads
         if pin.parent is not None:
             pin.parent.later_users += users
     edits: list[Edit] = []
