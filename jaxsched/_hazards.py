@@ -95,8 +95,7 @@ def _resolve(graph: Graph, conflict: "_Conflict", fixed: set[Value], found: Find
         else:
             continue
         if fused := conflict.fused_into(write):
-            held = [(write.node, write.operand)]
-            found.hazards.append(Hazard(write.node, held, fused, conflict.buffer.nbytes))
+            found.hazards.append(Hazard(write.node, [], fused, conflict.buffer.nbytes))
 
 
 class _Conflict:
@@ -132,8 +131,12 @@ class _Conflict:
 
     def fused_into(self, write: Write) -> list[Node]:
         """The readers that XLA would fuse into the write of a copy. That goes on in the copy's
-        memory, so that these see elements which it has overwritten already (openxla/xla#49176)."""
-        if scopes(write.node.payload):
+        memory, so that these see elements which it has overwritten already (openxla/xla#49176).
+
+        Where XLA computes the buffer once more for the write, there is no copy.
+        """
+        producer = self.buffer.producer
+        if scopes(write.node.payload) or (producer is not None and _is_duplicated(producer)):
             return []
         return [
             node
@@ -306,6 +309,8 @@ def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
         overwriting |= {user for user in uses for w in [*overwriting] if is_same_window(user, w)}
         if not (returned or overwriting):
             continue
+        if returned and not updates(producer.payload):
+            continue  # what XLA computes once more for the output needs no copy
         readers = (user for user in uses if user not in overwriting)
         if any(not is_materialized(user.payload) for user in readers) or _is_viewed(value):
             found[value] = None

@@ -15,7 +15,8 @@ __all__ = ["Pins"]
 @dataclasses.dataclass(slots=True, eq=False)
 class _Wanted:
     """A pin in front of a node: `readers` are finished before any of the `held` operands
-    (node, number) can be used. It is left out where it costs more than `limit` bytes."""
+    (node, number) can be used, or where there are none, before their own results can. It is left
+    out where it costs more than `limit` bytes."""
 
     held: dict[tuple[Node, int], None]
     readers: dict[Node, None]
@@ -99,7 +100,7 @@ class Pins:
 
     def _place(self, target: Node, wanted: _Wanted) -> bool:
         graph = self._scope.graph
-        later = {node: None for node, _ in wanted.held}
+        later = {node: None for node, _ in wanted.held} or {target: None}
         holders: dict[Value, dict[Node, None]] = {}
         for node, operand in wanted.held:
             value = node.inputs[operand]
@@ -110,6 +111,9 @@ class Pins:
         if cut is None or (wanted.limit is not None and cut.cost > wanted.limit):
             return False
         reads = {value: users for value, users in cut.values.items() if value not in holders}
+        if not wanted.held and reads:
+            self._insert(reads, {}, outputs=reads, like=target)
+            return True
         if not holders:
             return False
         if len(holders) + len(reads) < 2 and not (

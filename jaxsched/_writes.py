@@ -53,8 +53,8 @@ class Write:
 class Hazard:
     """`readers` read memory that `target` overwrites, and nothing makes XLA finish them first.
 
-    `held` are the operands (node, number) through which `target` can be made to wait, and `nbytes`
-    is what the copy costs that XLA makes otherwise.
+    `held` are the operands (node, number) through which `target` can be made to wait; there are
+    none where it writes a copy. `nbytes` is what the copy costs that XLA makes otherwise.
     """
 
     target: Node

@@ -346,3 +346,38 @@ def test_a_value_that_the_later_one_needs_is_not_computed_once_more():
     half, column = jax.jit(fun)(x, k)
     np.testing.assert_array_equal(column, x[:, 2])
     np.testing.assert_array_equal(half, x[:, 2] / 2)
+
+
+def test_arithmetic_that_is_returned_and_updated_is_computed_twice():
+    """XLA fuses it into the update once more; as one pinned array it had to be copied."""
+
+    def fun(x, k):
+        high = jnp.maximum(x, 0)
+        window = lax.dynamic_slice(high, (k, 0, 5), (1, 4, 4))
+        return lax.dynamic_update_slice(high, window, (k, k, k)), high
+
+    x = np.linspace(-1, 1, 432, dtype=np.float32).reshape(3, 16, 9)
+    plain, ours = (compiled(each, x, np.int32(1)) for each in (fun, scheduled(fun)))
+    assert copied_bytes(ours, x) <= copied_bytes(plain, x)
+    given = ours(x, np.int32(1))
+    assert_same(list(map(np.asarray, given)), [np.asarray(each) for each in fun(jnp.array(x), 1)])
+
+
+def test_a_later_read_of_a_pinned_buffer_waits_too():
+    """Next to an equation of the buffer's own size it had no control edge."""
+
+    @scheduled
+    def fun(x, v):
+        turned = x.T
+        kept, rows = lax.scan(lambda carry, _: (turned, turned), turned, length=4)
+        row = turned[8]
+        before(kept, row)
+        return row, rows, turned - jnp.outer(v, row)
+
+    x, v = np.arange(120, dtype=np.float32).reshape(10, 12), np.arange(12, dtype=np.float32)
+    [edge] = explain(fun)(x, v).edges
+    assert edge.verdict == "held by a control edge"
+    row, rows, rest = jax.jit(fun)(x, v)
+    np.testing.assert_array_equal(row, x[:, 8])
+    np.testing.assert_array_equal(rows, np.stack([x.T] * 4))
+    np.testing.assert_allclose(rest, x.T - np.outer(v, x[:, 8]), rtol=1e-6)
