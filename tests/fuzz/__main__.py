@@ -39,11 +39,13 @@ def main() -> int:
         program = Generator(rng).program()
         planned = _planned(seed, options.runs, counts)
         checks: list[tuple[str, Callable[[Program], Any]]] = [("plan", planned)]
-        if (illegal := forbid(rng, program)) is not None:
+        illegal = forbid(rng, program) if rng.random() < options.illegal_share else None
+        if illegal is not None:
             checks.append(("illegal", lambda _, given=illegal: check_illegal(*given)))
         if rng.random() < options.compiled_share:
             checks += [("compiled", check_compiled), ("copies", check_copies)]
-            checks.append(rng.choice([("vmap", check_batched), ("gradient", check_gradient)]))
+            if rng.random() < 0.5:
+                checks.append(rng.choice([("vmap", check_batched), ("gradient", check_gradient)]))
         for name, check in checks:
             counts[name] += 1
             kind = _fault(check, program)
@@ -67,6 +69,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("--stop", type=int, default=sys.maxsize, help="the seed to stop before")
     parser.add_argument("--compiled-share", type=float, default=0.05)
+    parser.add_argument("--illegal-share", type=float, default=1.0)
     parser.add_argument("--runs", type=int, default=3, help="of each plan in place, in two ways")
     parser.add_argument("--show", type=int, default=3, help="programs to print of each failure")
     return parser.parse_args()
