@@ -459,7 +459,7 @@ class Generator:
             # JAX passes a value on around the equation where no body changes it.
             if all(own in body.computed for own, body in zip(results, bodies, strict=True)):
                 scope.computed[name] = len(scope.steps) - 1
-            if kind == "jit" and results[0] in bodies[0].constant:
+            if all(own in body.constant for own, body in zip(results, bodies, strict=True)):
                 scope.constant.add(name)
 
     def _body(
@@ -473,9 +473,11 @@ class Generator:
         if kind in _LOOPS:
             scope.values[i] = np.array(0, _INDEX)
             scope.bounds[i] = 5
-        if kind == "jit":  # which is inlined
-            pairs = zip(parameters, operands, strict=True)
-            scope.constant |= outer.constant | {p for p, a in pairs if a in outer.constant}
+        # JAX inlines a function and takes what is passed through out of loops and branches.
+        pairs = zip(parameters, operands, strict=True)
+        scope.constant |= {p for p, a in pairs if a in outer.constant}
+        if kind == "jit":
+            scope.constant |= outer.constant
         scope.values |= zip(parameters, examples, strict=True)
         self._grow(scope, rng.randint(1, max(1, self._size // 2)), depth)
         own = [name for step in scope.steps for name in step.targets]
