@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxsched import ScheduleError
 from jaxsched._before import collecting, marker_p
 from jaxsched._jax import Jaxpr, Literal, is_plain_jit, scopes_of, without_dead
 from jaxsched._plan import Options, plan
@@ -27,6 +28,10 @@ class Failure(AssertionError):
     def __init__(self, kind: str, text: str = ""):
         super().__init__(f"{kind}: {text}")
         self.kind = kind
+
+
+class Unorderable(Exception):
+    """A declared value is a constant, which jaxsched refuses rightly."""
 
 
 def compare(kind: str, given: Any, wanted: Any) -> None:
@@ -61,7 +66,10 @@ def check_plan(program: Program, seed: int = 0, runs: int = 3) -> dict[str, int]
     # What leads to no result is not planned, and nothing is claimed of it.
     jaxpr = without_dead(trace(program))
     counts = defaultdict(int)
-    _planned(jaxpr, False, counts)
+    try:
+        _planned(jaxpr, False, counts)
+    except Unorderable:
+        return {"refused": 1}
     planned, orders, complete = _planned(jaxpr, True, counts)
     if not complete:
         # The planner names the results of inlined functions anew; here they are inlined before.
@@ -85,12 +93,27 @@ def _planned(
 ) -> tuple[Jaxpr, dict[Any, list[Any]], bool]:
     try:
         planned = plan(jaxpr, Options(infer=infer), compiled=True)
+    except ScheduleError as error:
+        if "it depends on no argument" in str(error) and _orders_constants(jaxpr):
+            raise Unorderable from error
+        raise Failure("plan refuses a legal order", str(error)) from error
     except Exception as error:
         raise Failure(f"plan raises {type(error).__name__}", str(error)) from error
     counts["plans"] += 1
     orders, complete = declared(jaxpr, planned)
     check_orders(planned, orders)
     return planned, orders, complete
+
+
+def _orders_constants(jaxpr: Jaxpr) -> bool:
+    """Whether a declared value turns out to depend on no input, once dead code is dropped."""
+    for scope in scopes(inlined(jaxpr)):
+        producer = {v: eqn for eqn in scope.eqns for v in eqn.outvars}
+        for eqn in scope.eqns:
+            for value in eqn.invars if eqn.primitive is marker_p else ():
+                if _needed([value], producer).isdisjoint(scope.invars):
+                    return True
+    return False
 
 
 def _sizes(jaxpr: Jaxpr) -> list[tuple[int, ...]]:
