@@ -9,7 +9,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-__all__ = ["Edge", "Graph", "Node", "Value"]
+__all__ = ["SEARCH", "Edge", "Graph", "Node", "Value"]
+
+SEARCH = 256
+"""Steps after which a search in the graph gives up; it keeps planning linear."""
 
 # Ranks are exact in a float, for up to 16 million nodes.
 _STEP = 2.0**-24

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxsched._graph import Edge, Graph, Node, Value
+from jaxsched._graph import SEARCH, Edge, Graph, Node, Value
 from jaxsched._scope import Scope
 from jaxsched._takeovers import passed_through, recycled
 from jaxsched._updates import (
@@ -30,7 +30,6 @@ from jaxsched._writes import (
 __all__ = ["Findings", "Unavoidable", "find_hazards"]
 
 _NEAR = 32  # as far as XLA may carry one read into later kernels; a longer chain is left alone
-_SEARCH = 256  # steps after which a path counts as not found; keeps planning linear
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -180,7 +179,7 @@ def _keeper(graph: Graph, writes: list[Write]) -> Write:
         write
         for write in candidates
         if not any(
-            graph.depends_on(other.node, write.node, _SEARCH) is not False
+            graph.depends_on(other.node, write.node, SEARCH) is not False
             for other in writes
             if other.node is not write.node
         )
@@ -199,7 +198,7 @@ def _destination(write: Write, places: dict[Value, int]) -> int:
         for user in value.users:
             if is_view(user.payload):
                 todo.append(user.outputs[0])
-            elif len(todo) < _SEARCH:
+            elif len(todo) < SEARCH:
                 pairs = updates(user.payload)
                 todo += [user.outputs[out] for i, out in pairs if user.inputs[i] is value]
     return best
@@ -212,7 +211,7 @@ def _is_hazard(graph: Graph, reader: Node, write: Write) -> bool:
     for another user; and where all that lies between can be fused into the write, it reads the
     buffer while that is being overwritten.
     """
-    if not graph.depends_on(write.last, reader, _SEARCH) or _is_recomputed(graph, reader, write):
+    if not graph.depends_on(write.last, reader, SEARCH) or _is_recomputed(graph, reader, write):
         return True
     return not is_materialized(write.last.payload) and _fusible_path(reader, write.last)
 
@@ -228,7 +227,7 @@ def _is_recomputed(graph: Graph, reader: Node, write: Write) -> bool:
             for user in value.users:
                 if user in (write.node, write.last) or user in todo:
                     continue
-                if not graph.depends_on(write.last, user, _SEARCH):
+                if not graph.depends_on(write.last, user, SEARCH):
                     return True
                 todo.append(user)
             if value.is_output:
@@ -261,7 +260,7 @@ def _fusible_path(reader: Node, last: Node, *, line: bool = False) -> bool:
                     continue
                 seen.add(step)
                 todo.append(step)
-                if len(seen) > _SEARCH:
+                if len(seen) > SEARCH:
                     return True
     return False
 

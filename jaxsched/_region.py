@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from jaxsched._cut import FOREVER, Network
-from jaxsched._graph import Graph, Node, Value
+from jaxsched._graph import SEARCH, Graph, Node, Value
 from jaxsched._updates import is_materialized
 
 __all__ = ["Cut", "choose_cut"]
@@ -11,7 +11,6 @@ __all__ = ["Cut", "choose_cut"]
 # How far from its readers the planner looks for a cheaper cut: enough for what users write between
 # a read and the write, and a bound that keeps planning linear.
 _REGION = 64
-_SEARCH = 256
 
 
 class Cut:
@@ -110,7 +109,7 @@ def _derived(
                 continue
             if len(region) >= _REGION + len(readers):
                 return region, True
-            depends = [graph.depends_on(user, each, _SEARCH) for each in later]
+            depends = [graph.depends_on(user, each, SEARCH) for each in later]
             truncated |= None in depends
             if not any(each is None or each for each in depends):
                 region[user] = None

@@ -3,15 +3,13 @@
 from collections import Counter
 from typing import Any
 
-from jaxsched._graph import Edge, Node, Value
+from jaxsched._graph import SEARCH, Edge, Node, Value
 from jaxsched._jax import Literal
 from jaxsched._scope import Scope
 from jaxsched._updates import ScopeKind, is_buffer, updates
 from jaxsched._writes import Hazard, Lineages, root, uses_of
 
 __all__ = ["first_written", "passed_through", "recycled"]
-
-_SEARCH = 256
 
 
 def recycled(scope: Scope, kind: ScopeKind, lineages: Lineages) -> list[Hazard]:
@@ -29,7 +27,7 @@ def recycled(scope: Scope, kind: ScopeKind, lineages: Lineages) -> list[Hazard]:
         if origin is None or uses is None or origin in uses:
             continue
         held = [(origin, i) for i, v in enumerate(origin.inputs) if not isinstance(v.key, Literal)]
-        readers = [node for node in uses if not scope.graph.depends_on(origin, node, _SEARCH)]
+        readers = [node for node in uses if not scope.graph.depends_on(origin, node, SEARCH)]
         paths = (scope.graph.add_edge(Edge("inferred", reader, origin)) for reader in readers)
         if held and readers and all(path is None for path in paths):
             hazards.append(Hazard(origin, held, readers, value.nbytes))
@@ -91,7 +89,7 @@ def _uses_of_memory(value: Value) -> list[Node] | None:
     todo = [value]
     for version in todo:
         here, returned = uses_of(version)
-        if returned or len(todo) > _SEARCH:
+        if returned or len(todo) > SEARCH:
             return None
         uses.update(dict.fromkeys(here))
         todo += [

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxsched._graph import Graph, Node, Value
+from jaxsched._graph import SEARCH, Graph, Node, Value
 from jaxsched._jax import Literal
 from jaxsched._scope import Scope
 from jaxsched._updates import (
@@ -26,7 +26,6 @@ __all__ = [
     "uses_of",
 ]
 
-_SEARCH = 256
 _LINEAGES = 4
 
 # Value -> the inputs of the scope whose memory it may have, each with the first arithmetic on the
@@ -110,7 +109,7 @@ def is_same_window(reader: Node, write: Node) -> bool:
             if not is_elementwise(user.payload) or not same_type(user.outputs[0].key, window.key):
                 return False
             todo.append(user.outputs[0])
-        if value.is_output or len(todo) > _SEARCH:
+        if value.is_output or len(todo) > SEARCH:
             return False
     return True
 
