@@ -83,6 +83,7 @@ class Facts:
         # The later value of a declaration may be held back with all that only leads to it.
         for a, b in self.orders:
             self._successors[a] |= {b} | (self._leads_to(b) - self._leads_to(a) - {a})
+        self._possible: list[tuple[int, set[int]]] = []
         fixed_values = {*jaxpr.constvars, *jaxpr.invars[:fixed]}
         claims = list(self._candidates(fixed_values))
         self.claims = {(c.write, c.operand): c for c in self._consistent(claims)}
@@ -127,8 +128,12 @@ class Facts:
                     writes[self.root(eqn.invars[operand])].append((i, operand, result))
         returned = {self.root(v) for v in self.jaxpr.outvars if not isinstance(v, Literal)}
         for version, found in writes.items():
-            if len(found) != 1 or version in fixed or version in returned or not version.aval.shape:
+            if version in fixed or version in returned or not version.aval.shape:
                 continue  # copies of counters and other scalars cost nothing
+            if len(found) > 1:
+                # One of them may be in place, whichever: what stands against that is no claim.
+                self._possible += [(write, readers[version] - {write}) for write, _, _ in found]
+                continue
             [(write, operand, result)] = found
             uses = [v for v in self.eqns[write].invars if not isinstance(v, Literal)]
             if sum(self.root(v) is version for v in uses) > 1:
@@ -172,9 +177,10 @@ class Facts:
     def _consistent(self, claims: list[Claim]) -> list[Claim]:
         """The claims none of whose orders is part of a cycle with those of any other."""
         graph = {i: set(self._successors[i]) for i in range(len(self.eqns))}
-        for claim in claims:
-            for reader in claim.readers:
-                graph[reader].add(claim.write)
+        wanted = [(claim.write, claim.readers) for claim in claims]
+        for write, readers in [*wanted, *self._possible]:
+            for reader in readers:
+                graph[reader].add(write)
         group = _components(graph)
         return [
             claim
