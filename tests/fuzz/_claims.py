@@ -132,7 +132,9 @@ class Facts:
                 continue  # copies of counters and other scalars cost nothing
             if len(found) > 1:
                 # One of them may be in place, whichever: what stands against that is no claim.
-                self._possible += [(write, readers[version] - {write}) for write, _, _ in found]
+                for write, _, _ in found:
+                    if not (others := readers[version] - {write}) & self._reached(write):
+                        self._possible.append((write, others))
                 continue
             [(write, operand, result)] = found
             uses = [v for v in self.eqns[write].invars if not isinstance(v, Literal)]
