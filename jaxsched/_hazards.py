@@ -355,5 +355,6 @@ def _is_broadcast(value: Value) -> bool:
 
 def _is_filled(value: Value) -> bool:
     """Whether a value is an array of one number, which XLA computes anew for each use."""
-    node = value.producer
-    return node is not None and is_a(node, "broadcast_in_dim") and not node.inputs[0].key.aval.shape
+    if value.producer is None or not _is_broadcast(value):
+        return False
+    return not value.producer.inputs[0].key.aval.shape

@@ -382,7 +382,7 @@ ENTRY main {
   g = f32[64]{0} get-tuple-element(l), index=1
   ROOT t = (f32[64]{0}) tuple(g)
 }
-"""  # noqa: E501
+"""  # noqa: E501 - HLO has one instruction on a line, however long
 
 
 def test_loops_and_calls_around_a_copy():

@@ -295,7 +295,7 @@ ENTRY %main.42 (Arg_0.1: bf16[8,128], Arg_1.2: f32[], Arg_2.3: s32[4]) -> (bf16[
   %get-tuple-element.9 = bf16[8,128]{1,0} get-tuple-element(%call), index=1
   ROOT %tuple.5 = (bf16[8,128]{1,0}, s32[4]{0}) tuple(%get-tuple-element.9, /*index=1*/%Arg_2.3)
 }
-"""  # noqa: E501
+"""  # noqa: E501 - HLO has one instruction on a line, however long
 
 
 def test_gpu_text():
@@ -350,7 +350,7 @@ ENTRY main {
   choice = f32[4]{0} conditional(flag, x.1, x.1), true_computation=yes, false_computation=no
   ROOT last = f32[4]{0} get-tuple-element(loop), index=1
 }
-"""  # noqa: E501
+"""  # noqa: E501 - HLO has one instruction on a line, however long
 
 
 def test_short_text():

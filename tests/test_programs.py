@@ -26,6 +26,7 @@ def assert_matches(program: Program, fun, args):
 
 @pytest.fixture
 def program(request):
+    # The tests simulate devices on CPU; where another backend is asked for there may be fewer.
     if len(jax.devices()) < request.param.devices:
         pytest.skip(f"{request.param.name} needs {request.param.devices} devices")
     return request.param
