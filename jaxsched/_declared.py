@@ -12,7 +12,7 @@ from jaxsched._graph import Edge, Graph, Node, Value
 from jaxsched._jax import JaxprEqn, Literal, user_line
 from jaxsched._scope import Marker, Scope
 from jaxsched._updates import ScopeKind, is_view, updates
-from jaxsched._writes import held_operands, root
+from jaxsched._writes import held_operands, root, uses_of
 
 __all__ = ["TOP", "Declared", "declare"]
 
@@ -158,7 +158,8 @@ def _held(scope: Scope, target: Node, before: dict[Node, None]) -> list[tuple[No
                 continue
             used_here = all(user in cone for out in producer.outputs for user in out.users)
             returned = any(out.is_output for out in producer.outputs)
-            if used_here and not returned and producer not in before and not _ordered(producer):
+            free = used_here and not returned and producer not in before
+            if free and not _ordered(producer) and not _reads_overwritten(producer):
                 cone[producer] = None
                 todo.append(producer)
     return [
@@ -167,6 +168,16 @@ def _held(scope: Scope, target: Node, before: dict[Node, None]) -> list[tuple[No
         for i, value in enumerate(node.inputs)
         if value.producer not in cone and not isinstance(value.key, Literal)
     ]
+
+
+def _reads_overwritten(node: Node) -> bool:
+    """Whether something else writes what the node reads: held back, it might need a copy of it."""
+    return any(
+        root(user.inputs[operand]) is buffer
+        for buffer in map(root, node.inputs)
+        for user in uses_of(buffer)[0]
+        for operand, _ in (updates(user.payload) if user is not node else ())
+    )
 
 
 def _ordered(node: Node) -> bool:

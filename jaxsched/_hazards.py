@@ -108,12 +108,11 @@ class _Conflict:
         self.held = held_operands(self.keeper.node, self.keeper.operand)
         apart = {node for node, _ in self.held}
         self.readers = [node for node in uses if node not in apart]
-        # Each write of an array of one number gets one of its own, which costs XLA no copy.
-        free = {write.node for write in writes} if _is_filled(buffer) else set[Node]()
+        again = _is_computed_again(buffer, writes)
         self.risky = [
             node
             for node in self.readers
-            if node not in free and _is_hazard(graph, node, self.keeper)
+            if not (again and _has_its_own(node, writes)) and _is_hazard(graph, node, self.keeper)
         ]
 
     @property
@@ -304,12 +303,12 @@ def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
         if producer is None or not (updates(producer.payload) or _is_duplicated(producer)):
             continue
         uses, returned = uses_of(value)
-        overwriting = {each.node for each in buffers.get(value, ())}
-        overwriting |= {user for user in uses for w in [*overwriting] if is_same_window(user, w)}
+        overwriting = {each.node for each in buffers.get(value, ()) if not each.arithmetic}
         if not (returned or overwriting):
             continue
-        if returned and not updates(producer.payload):
-            continue  # what XLA computes once more for the output needs no copy
+        if returned + len(overwriting) > 1 and not updates(producer.payload):
+            continue  # what XLA computes once more for each of them needs no copy
+        overwriting |= {user for user in uses for w in [*overwriting] if is_same_window(user, w)}
         readers = (user for user in uses if user not in overwriting)
         if any(not is_materialized(user.payload) for user in readers) or _is_viewed(value):
             found[value] = None
@@ -353,8 +352,18 @@ def _is_broadcast(value: Value) -> bool:
     return value.producer is not None and is_a(value.producer, "broadcast_in_dim")
 
 
-def _is_filled(value: Value) -> bool:
-    """Whether a value is an array of one number, which XLA computes anew for each use."""
-    if value.producer is None or not _is_broadcast(value):
+def _is_computed_again(value: Value, writes: list[Write]) -> bool:
+    """Whether XLA computes a value anew where that saves a copy: an array of one number, or
+    arithmetic for each of several writes."""
+    if value.producer is None:
         return False
-    return not value.producer.inputs[0].key.aval.shape
+    if _is_broadcast(value):
+        return not value.producer.inputs[0].key.aval.shape
+    return len(writes) > 1 and _is_duplicated(value.producer)
+
+
+def _has_its_own(reader: Node, writes: list[Write]) -> bool:
+    """Whether a reader gets what is computed again to itself: in its kernel, or to overwrite it, as
+    a sort does too."""
+    overwrites = is_a(reader, "sort") or any(reader is write.node for write in writes)
+    return overwrites or not is_materialized(reader.payload)

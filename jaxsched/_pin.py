@@ -6,6 +6,7 @@ takes a read from the pin cannot compute it once more from the buffer. `copies` 
 about copies of the buffers, see `_policy`.
 """
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,10 +14,20 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxsched._hlo import _control, _hook
-from jaxsched._jax import lower_barrier
+from jaxsched._jax import JaxprEqn, lower_barrier
 from jaxsched._options import CopyPolicy
 
-__all__ = ["pin_p"]
+__all__ = ["Pin", "pin_p"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pin:
+    """What a pin node carries instead of an equation; it stands at the line of `like`."""
+
+    buffers: int
+    like: JaxprEqn
+    copies: CopyPolicy
+
 
 pin_p = Primitive("pin")
 pin_p.multiple_results = True

@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from jaxsched._cut import FOREVER
 from jaxsched._graph import Node, Value
+from jaxsched._pin import Pin
 from jaxsched._region import choose_cut
-from jaxsched._scope import Pin, Scope
+from jaxsched._scope import Scope
 from jaxsched._updates import is_materialized
 
 __all__ = ["Pins"]
@@ -16,7 +17,7 @@ __all__ = ["Pins"]
 class _Wanted:
     """A pin in front of a node: `readers` are finished before any of the `held` operands
     (node, number) can be used, or where there are none, before their own results can. It is left
-    out where it costs more than `limit` bytes."""
+    out where it does not cost less than `limit` bytes."""
 
     held: dict[tuple[Node, int], None]
     readers: dict[Node, None]
@@ -108,7 +109,7 @@ class Pins:
                 holders.setdefault(value, {})[node] = None
         needed = [value.producer for value in holders if value.producer is not None]
         cut = choose_cut(graph, wanted.readers, needed, later)
-        if cut is None or (wanted.limit is not None and cut.cost > wanted.limit):
+        if cut is None or (wanted.limit is not None and cut.cost >= wanted.limit):
             return False
         reads = {value: users for value, users in cut.values.items() if value not in holders}
         if not wanted.held and reads:

@@ -19,7 +19,8 @@ from jaxsched._graph import Kind, Node
 from jaxsched._hazards import Findings, Unavoidable
 from jaxsched._jax import Jaxpr, scopes_of, with_name
 from jaxsched._options import Options
-from jaxsched._scope import Pin, Scope
+from jaxsched._pin import Pin
+from jaxsched._scope import Scope
 from jaxsched._updates import is_view, scopes
 
 __all__ = ["Order", "Record", "current_record", "named", "recording", "tags_in", "tags_of", "users"]

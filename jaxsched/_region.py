@@ -33,7 +33,8 @@ def choose_cut(
     after it. Before are the readers and what is `needed` for the pin itself; after are `later` (the
     write), all that depends on it and the outputs of the scope; what a node before needs is before.
     The cut is made of the values that are produced before and used after. What is in memory anyway
-    (an output, the result of a product or a loop) costs nothing. None where there is no such cut.
+    (an output, or an operand or result of a product or a loop) costs nothing. None where there is
+    no such cut.
     """
     finished, cost = _before_side(graph, readers, needed, later)
     if finished is None:
@@ -120,6 +121,6 @@ def _derived(
 def _cost(value: Value) -> int:
     if value.nbytes >= FOREVER:
         return value.nbytes
-    producer = value.producer
-    in_memory = value.is_output or (producer is not None and is_materialized(producer.payload))
+    owners = [value.producer, *value.users] if value.producer is not None else value.users
+    in_memory = value.is_output or any(is_materialized(node.payload) for node in owners)
     return 0 if in_memory else value.nbytes

@@ -9,11 +9,11 @@ from jaxsched._cut import FOREVER
 from jaxsched._graph import Edge, Graph, Node, Value
 from jaxsched._jax import DropVar, Jaxpr, JaxprEqn, Literal, Var, inline_name, is_plain_jit, new_eqn
 from jaxsched._options import CopyPolicy
-from jaxsched._pin import pin_p
+from jaxsched._pin import Pin, pin_p
 from jaxsched._updates import is_array, nbytes, updates, weakly_cached
 from jaxsched._window import as_window_update
 
-__all__ = ["Marker", "Pin", "Scope"]
+__all__ = ["Marker", "Scope"]
 
 # A jitted function without updates and declarations is inlined up to this many equations, since
 # a read may hide in it; a longer one stays one node that reads all of its operands.
@@ -26,15 +26,6 @@ class Marker:
 
     eqn: JaxprEqn
     groups: list[list[Value]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pin:
-    """What a pin node carries instead of an equation; it stands at the line of `like`."""
-
-    buffers: int
-    like: JaxprEqn
-    copies: CopyPolicy
 
 
 class Scope:

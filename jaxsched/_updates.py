@@ -12,6 +12,7 @@ from typing import Any
 from jax.core import ShapedArray
 
 from jaxsched._jax import Jaxpr, JaxprEqn, Literal, Var, scan_counts, scopes_of
+from jaxsched._pin import Pin
 
 __all__ = [
     "ScopeKind",
@@ -120,9 +121,9 @@ def is_view(eqn: JaxprEqn) -> bool:
 
 
 def is_materialized(eqn: Any) -> bool:
-    """Whether XLA computes the results in a kernel of their own."""
+    """Whether XLA computes the results in a kernel of their own, or has them in memory at a pin."""
     if not isinstance(eqn, JaxprEqn):
-        return False
+        return isinstance(eqn, Pin)
     return eqn.primitive.name in _MATERIALIZED or eqn.primitive.name in _CALLS
 
 

@@ -4,6 +4,7 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -121,7 +122,8 @@ def cuts(graph, readers, needed, later):
 
 def cost_of(value):
     """What is in memory anyway costs nothing; what cannot be kept at all cannot be pinned."""
-    in_memory = value.is_output or value.producer.payload is PRODUCT
+    payloads = [value.producer.payload, *(user.payload for user in value.users)]
+    in_memory = value.is_output or any(payload is PRODUCT for payload in payloads)
     return 0 if in_memory and value.nbytes < FOREVER else value.nbytes
 
 
@@ -201,16 +203,18 @@ def test_an_output_costs_nothing():
     assert (list(cut.values), cut.cost) == ([last], 0)
 
 
-def test_a_result_of_a_kernel_of_its_own_costs_nothing():
+@pytest.mark.parametrize("payload", ["row", PRODUCT])
+def test_operands_and_results_of_a_kernel_of_its_own_cost_nothing(payload):
     graph = Graph()
     graph.inputs = [buffer := Value("buffer", 100)]
-    row = graph.add_node("row", [buffer], [Value("row", 1)])
-    product = graph.add_node(PRODUCT, [row.outputs[0]], [Value("product", 4000)])
+    first = graph.add_node(payload, [buffer], [Value("first", 4000)])
+    other = PRODUCT if payload == "row" else "other"
+    second = graph.add_node(other, [first.outputs[0]], [Value("second", 1)])
     write = graph.add_node("write", [buffer], [Value("written", 100)])
-    graph.add_node("use", [product.outputs[0], write.outputs[0]], [Value("used", 1)])
-    cut = choose_cut(graph, [row], [], [write])
+    graph.add_node("use", [second.outputs[0], write.outputs[0]], [Value("used", 1)])
+    cut = choose_cut(graph, [first], [], [write])
     assert cut is not None
-    assert (list(cut.values), cut.cost) == ([product.outputs[0]], 0)
+    assert (list(cut.values), cut.cost) == ([first.outputs[0]], 0)
 
 
 def test_a_value_that_cannot_be_kept_is_not_pinned():

@@ -1,5 +1,6 @@
 """Faults that random programs found, each with the smallest program that shows it."""
 
+import functools
 import random
 
 import jax
@@ -11,14 +12,15 @@ from jax import lax
 from jaxsched import ScheduleError, before, explain, scheduled
 from jaxsched._before import collecting
 from jaxsched._plan import Options, plan
-from tests.common import assert_same
+from tests.common import assert_same, undeclared
 from tests.fuzz._inplace import Machine
 from tests.hlo import compiled, copied_bytes
 
 
-def assert_right_in_place(fun, *args):
-    """The plan of `fun` gives the results of `fun` where each update in place overwrites memory."""
-    wanted = [np.asarray(each) for each in fun(*args)]
+def assert_right_in_place(fun, *args, undeclared=None):
+    """The plan of `fun` gives the results of `fun` where each update in place overwrites memory;
+    those are told by `undeclared`, the same function, where `fun` declares an order."""
+    wanted = [np.asarray(each) for each in (undeclared or fun)(*args)]
     with collecting():
         planned = plan(jax.make_jaxpr(fun)(*args), Options(), compiled=True)
     contested = 0
@@ -381,3 +383,63 @@ def test_a_later_read_of_a_pinned_buffer_waits_too():
     np.testing.assert_array_equal(row, x[:, 8])
     np.testing.assert_array_equal(rows, np.stack([x.T] * 4))
     np.testing.assert_allclose(rest, x.T - np.outer(v, x[:, 8]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("through", [False, True])
+def test_a_read_for_a_declared_value_is_not_held_back_behind_a_write(through):
+    """With all that only leads to the value it waited too, until its buffer was overwritten."""
+
+    def fun(order, x, v):
+        y = jnp.sin(x[0]) * 2
+        x = x.at[1].set(v)
+        z = x[2] + 1
+        order(z if through else x, y)
+        return x, y, z
+
+    x, v = jnp.arange(9000.0).reshape(90, 100), jnp.linspace(-1, 1, 100)
+    wanted = [np.asarray(each) for each in fun(undeclared, x, v)]
+    ours = compiled(scheduled(functools.partial(fun, before)), x, v, donate_argnums=0)
+    assert copied_bytes(ours, x) == 0
+    assert_same([np.asarray(each) for each in ours(x, v)], wanted)
+
+
+def test_a_buffer_that_comes_from_a_pin_costs_nothing_at_the_next_one():
+    """It counted as one more array to keep, and the read of all of it was not pinned."""
+
+    def fun(order, x, i):
+        x = x.at[i, 2].set(1, mode="drop")
+        window = jnp.maximum(lax.dynamic_slice(x, (i, i, 2), (1, 3, 4)), 0)
+        largest = jnp.max(x, 1)
+        order(window, largest)
+        return lax.dynamic_update_slice(x, window, (0, 3, 0)), largest
+
+    x, i = jnp.linspace(-1, 1, 21600).reshape(3, 80, 90), jnp.int32(1)
+    plain, ours = (functools.partial(fun, order) for order in (undeclared, before))
+    assert_right_in_place(ours, x, i, undeclared=plain)
+
+
+def twice_written(x, k):
+    half = x * 0.5
+    whole = lax.dynamic_update_slice(half, x, (k, k))
+    return whole, half.at[k].set(half[3, 4])
+
+
+def filled_and_twice_written(x, k):
+    ones = jnp.ones_like(x)
+    column = ones.at[:, k].set(ones[:, k])
+    return lax.dynamic_update_slice(ones, column, (k, 0)), column
+
+
+def filled_and_sorted(x, k):
+    ones = jnp.ones_like(x)
+    maybe = lax.cond(k == 1, lambda ones: ones.at[12].set(k), lambda ones: ones, ones)
+    return maybe, jnp.sort(ones)
+
+
+@pytest.mark.parametrize("fun", [twice_written, filled_and_twice_written, filled_and_sorted])
+def test_what_is_computed_once_more_for_each_write_is_not_copied(fun):
+    x = jnp.linspace(-1, 1, 1200).reshape(30, 40)
+    plain, ours = (compiled(each, x, jnp.int32(1)) for each in (fun, scheduled(fun)))
+    assert copied_bytes(ours, x) <= copied_bytes(plain, x)
+    given = ours(x, jnp.int32(1))
+    assert_same([np.asarray(each) for each in given], [np.asarray(each) for each in fun(x, 1)])

@@ -6,6 +6,7 @@ failure is printed as a small program that can be pasted, with its seed.
 
 import argparse
 import collections
+import functools
 import random
 import sys
 import time
@@ -37,7 +38,7 @@ def main() -> int:
     while time.perf_counter() - start < 60 * options.minutes and seed < options.stop:
         rng = random.Random(seed)
         program = Generator(rng).program()
-        planned = _planned(seed, options.runs, counts)
+        planned = functools.partial(check_plan, seed=seed, runs=options.runs)
         checks: list[tuple[str, Callable[[Program], Any]]] = [("plan", planned)]
         illegal = forbid(rng, program) if rng.random() < options.illegal_share else None
         if illegal is not None:
@@ -47,8 +48,8 @@ def main() -> int:
             if rng.random() < 0.5:
                 checks.append(rng.choice([("vmap", check_batched), ("gradient", check_gradient)]))
         for name, check in checks:
-            counts[name] += 1
-            kind = _fault(check, program)
+            kind, found = _outcome(check, program)
+            counts.update(found if isinstance(found, dict) else {name: found is not False})
             if kind is not None:
                 faults[kind] += 1
                 if faults[kind] <= options.show:
@@ -75,13 +76,6 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _planned(seed: int, runs: int, counts: collections.Counter[str]) -> Callable[[Program], None]:
-    def check(program: Program) -> None:
-        counts.update(check_plan(program, seed, runs))
-
-    return check
-
-
 def check_illegal(program: Program, kind: str) -> None:
     """A declaration without a meaning is refused, with the error that it deserves."""
     try:
@@ -93,20 +87,20 @@ def check_illegal(program: Program, kind: str) -> None:
     raise Failure(f"illegal order accepted: {kind}")
 
 
-def _fault(check: Callable[[Program], Any], program: Program) -> str | None:
+def _outcome(check: Callable[[Program], Any], program: Program) -> tuple[str | None, Any]:
+    """The kind of the failure, if any; what the check tells: counts, or whether it applies."""
     try:
-        check(program)
+        return None, check(program)
     except Failure as failure:
-        return failure.kind
+        return failure.kind, None
     except Exception as error:
-        return f"{type(error).__name__}: {str(error)[:60]}"
-    return None
+        return f"{type(error).__name__}: {str(error)[:60]}", None
 
 
 def _report(seed: int, kind: str, check: Callable[[Program], Any], program: Program) -> None:
     small = program
     if "illegal" not in kind:
-        small = shrink(program, lambda candidate: _fault(check, candidate) == kind, 400)
+        small = shrink(program, lambda candidate: _outcome(check, candidate)[0] == kind, 400)
     print(f"# seed {seed}: {kind}\n{_HEADER}\n{source(small)}")
     arguments = [f"np.array({each.tolist()}, {each.dtype.str!r})" for each in small.arguments()]
     print(f"arguments = [{', '.join(arguments)}]")

@@ -128,8 +128,10 @@ class Facts:
                     writes[self.root(eqn.invars[operand])].append((i, operand, result))
         returned = {self.root(v) for v in self.jaxpr.outvars if not isinstance(v, Literal)}
         for version, found in writes.items():
-            if version in fixed or version in returned or not version.aval.shape:
-                continue  # copies of counters and other scalars cost nothing
+            if version in fixed or version in returned or version.aval.size == 1:
+                continue  # copies of counters and other single numbers cost nothing
+            if self._is_filled(version):
+                continue  # XLA makes another one for what is read late
             if len(found) > 1:
                 # One of them may be in place, whichever: what stands against that is no claim.
                 for write, _, _ in found:
@@ -144,6 +146,12 @@ class Facts:
             if others & self._reached(write):
                 continue
             yield Claim(write, operand, result, frozenset(others))
+
+    def _is_filled(self, version: Any) -> bool:
+        if version not in self.producer:
+            return False
+        eqn = self.eqns[self.producer[version]]
+        return eqn.primitive.name == "broadcast_in_dim" and not cast(Any, eqn.invars[0].aval).shape
 
     def _reached(self, start: int) -> set[int]:
         seen: set[int] = set()
@@ -174,7 +182,7 @@ class Facts:
         for i in before:
             if not is_materialized(self.eqns[i]) or self.eqns[i].primitive.name == "jit":
                 kept += sum(_nbytes(v) for v in self.eqns[i].outvars)
-        return kept <= _nbytes(version)
+        return kept < _nbytes(version)
 
     def _consistent(self, claims: list[Claim]) -> list[Claim]:
         """The claims none of whose orders is part of a cycle with those of any other."""
