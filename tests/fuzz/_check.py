@@ -17,7 +17,15 @@ from tests.fuzz._inplace import Machine
 from tests.fuzz._primitives import VIEWS
 from tests.fuzz._program import Program, evaluate, function
 
-__all__ = ["Failure", "check_plan", "compare", "trace_and_plan"]
+__all__ = [
+    "Failure",
+    "check_plan",
+    "compare",
+    "declared",
+    "scopes",
+    "trace",
+    "trace_and_plan",
+]
 
 LARGE = 1e5  # beyond it the rounding of one more addition is no longer small
 
