@@ -12,7 +12,7 @@ from jaxsched._graph import Edge, Graph, Node, Value
 from jaxsched._jax import JaxprEqn, Literal, user_line
 from jaxsched._scope import Marker, Scope
 from jaxsched._updates import ScopeKind, is_view, updates
-from jaxsched._writes import held_operands, root, uses_of
+from jaxsched._writes import held_operands, root
 
 __all__ = ["TOP", "Declared", "declare"]
 
@@ -53,7 +53,11 @@ def declare(scope: Scope, kind: ScopeKind) -> list[Declared]:
                 markers[target] = marker
     if scope.dead:
         sources = _among_live(scope, sources, markers)
-    found = [Declared(node, before, _held(scope, node, before)) for node, before in sources.items()]
+    overwriting = _overwriting(scope.graph) if sources else {}
+    found = [
+        Declared(target, before, _held(target, before, overwriting))
+        for target, before in sources.items()
+    ]
     # What is held back is ordered too: otherwise another pin might want it before the sources.
     # What the sources need cannot be held back: a slice of the very window that is written, say.
     for declared in found:
@@ -143,9 +147,21 @@ def _reject(marker: Marker, kind: ScopeKind, what: str) -> Never:
     )
 
 
-def _held(scope: Scope, target: Node, before: dict[Node, None]) -> list[tuple[Node, int]]:
+def _overwriting(graph: Graph) -> dict[Value, set[Node]]:
+    """The buffers that are written, each with what writes it."""
+    found: dict[Value, set[Node]] = {}
+    for node in graph.nodes:
+        for operand, _ in updates(node.payload):
+            found.setdefault(root(node.inputs[operand]), set()).add(node)
+    return found
+
+
+def _held(
+    target: Node, before: dict[Node, None], overwriting: dict[Value, set[Node]]
+) -> list[tuple[Node, int]]:
     """What to pin so that `target` cannot start early: the buffers that it writes, or else the
-    inputs of all the work that is done for it alone."""
+    inputs of all the work that is done for it alone, up to reads of what something else writes:
+    they might need a copy of it."""
     pairs = updates(target.payload)
     if pairs:
         return [held for operand, _ in pairs for held in held_operands(target, operand)]
@@ -159,7 +175,9 @@ def _held(scope: Scope, target: Node, before: dict[Node, None]) -> list[tuple[No
             used_here = all(user in cone for out in producer.outputs for user in out.users)
             returned = any(out.is_output for out in producer.outputs)
             free = used_here and not returned and producer not in before
-            if free and not _ordered(producer) and not _reads_overwritten(producer):
+            writers = (overwriting.get(root(v), set[Node]()) for v in producer.inputs)
+            read_early = any(some - {producer} for some in writers)
+            if free and not read_early and not _ordered(producer):
                 cone[producer] = None
                 todo.append(producer)
     return [
@@ -168,16 +186,6 @@ def _held(scope: Scope, target: Node, before: dict[Node, None]) -> list[tuple[No
         for i, value in enumerate(node.inputs)
         if value.producer not in cone and not isinstance(value.key, Literal)
     ]
-
-
-def _reads_overwritten(node: Node) -> bool:
-    """Whether something else writes what the node reads: held back, it might need a copy of it."""
-    return any(
-        root(user.inputs[operand]) is buffer
-        for buffer in map(root, node.inputs)
-        for user in uses_of(buffer)[0]
-        for operand, _ in (updates(user.payload) if user is not node else ())
-    )
 
 
 def _ordered(node: Node) -> bool:

@@ -50,6 +50,8 @@ def main() -> int:
         for name, check in checks:
             kind, found = _outcome(check, program)
             counts.update(found if isinstance(found, dict) else {name: found is not False})
+            if isinstance(found, dict) and "refused" in found:
+                break
             if kind is not None:
                 faults[kind] += 1
                 if faults[kind] <= options.show:
