@@ -300,7 +300,9 @@ def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
     found: dict[Value, None] = {}
     for value in written:
         producer = value.producer
-        if producer is None or not (updates(producer.payload) or _is_duplicated(producer)):
+        if producer is None or not (
+            updates(producer.payload) or _is_duplicated(producer) or _is_part_of_update(producer)
+        ):
             continue
         uses, returned = uses_of(value)
         overwriting = {each.node for each in buffers.get(value, ()) if not each.arithmetic}
@@ -313,6 +315,16 @@ def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
         if any(not is_materialized(user.payload) for user in readers) or _is_viewed(value):
             found[value] = None
     return list(found)
+
+
+def _is_part_of_update(node: Node) -> bool:
+    """Whether XLA could fuse an update into what reads a part of its result, once for each use."""
+    return not is_materialized(node.payload) and any(
+        value.producer is not None
+        and updates(value.producer.payload)
+        and not is_materialized(value.producer.payload)
+        for value in node.inputs
+    )
 
 
 def _is_viewed(value: Value) -> bool:

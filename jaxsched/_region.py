@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from jaxsched._cut import FOREVER, Network
 from jaxsched._graph import SEARCH, Graph, Node, Value
-from jaxsched._updates import is_materialized
+from jaxsched._updates import is_materialized, updates
 
 __all__ = ["Cut", "choose_cut"]
 
@@ -33,8 +33,8 @@ def choose_cut(
     after it. Before are the readers and what is `needed` for the pin itself; after are `later` (the
     write), all that depends on it and the outputs of the scope; what a node before needs is before.
     The cut is made of the values that are produced before and used after. What is in memory anyway
-    (an output, or an operand or result of a product or a loop) costs nothing. None where there is
-    no such cut.
+    (an output, or an operand or result of a product or a loop) costs nothing, but for an output
+    that is updated after the cut. None where there is no such cut.
     """
     finished, cost = _before_side(graph, readers, needed, later)
     if finished is None:
@@ -75,6 +75,8 @@ def _before_side(
                 network.add_edge(value, "sink", FOREVER)
             for user in value.users:
                 network.add_edge(value, user if user in region else "sink", FOREVER)
+            for user in _copying(value):
+                network.add_edge(node, user if user in region else "sink", value.nbytes)
     cost, side = network.minimum_cut("source", "sink")
     if cost >= FOREVER:
         return None, cost
@@ -90,7 +92,8 @@ def _is_free(
 ) -> bool:
     """Whether the cut behind the readers themselves costs nothing, and no other node comes before
     it: the cheapest one then, and nearest to the readers, with no search."""
-    if any(_cost(value) for node in readers for value in node.outputs):
+    values = [value for node in readers for value in node.outputs]
+    if any(_cost(value) or _copying(value) for value in values):
         return False
     before = {*needed, *(each for node in readers for each in graph.predecessors(node))}
     return all(node in readers or (node.rank < first and node not in later) for node in before)
@@ -124,3 +127,13 @@ def _cost(value: Value) -> int:
     owners = [value.producer, *value.users] if value.producer is not None else value.users
     in_memory = value.is_output or any(is_materialized(node.payload) for node in owners)
     return 0 if in_memory else value.nbytes
+
+
+def _copying(value: Value) -> list[Node]:
+    """The updates of a value that the scope returns too. Behind a pin they write a copy; in front
+    of it XLA may compute the value once more for them."""
+    return [
+        user
+        for user in (value.users if value.is_output else ())
+        if any(user.inputs[operand] is value for operand, _ in updates(user.payload))
+    ]

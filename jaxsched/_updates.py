@@ -127,8 +127,10 @@ def is_materialized(eqn: Any) -> bool:
     return eqn.primitive.name in _MATERIALIZED or eqn.primitive.name in _CALLS
 
 
-def updates(eqn: JaxprEqn) -> tuple[tuple[int, int], ...]:
+def updates(eqn: Any) -> tuple[tuple[int, int], ...]:
     """The pairs (operand, result) where the result is written into the operand's memory."""
+    if not isinstance(eqn, JaxprEqn):
+        return ()
     name = eqn.primitive.name
     if name in _UPDATES:
         return ((0, 0),)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from jax import lax
 
 from jaxsched import scheduled
 from jaxsched._cut import FOREVER, Network
@@ -15,6 +16,9 @@ from jaxsched._region import choose_cut
 
 # An equation which XLA computes in a kernel of its own, so that its result is in memory anyway.
 [PRODUCT] = jax.make_jaxpr(jnp.dot)(jnp.ones(2), jnp.ones(2)).eqns
+
+# One that updates its first operand.
+*_, UPDATE = jax.make_jaxpr(lax.dynamic_update_slice)(jnp.ones(2), jnp.ones(1), (0,)).eqns
 
 
 def subsets(items):
@@ -79,7 +83,8 @@ def scopes(draw):
     for number in range(size):
         inputs = draw(st.lists(st.sampled_from(values), max_size=3))
         outputs = [Value(f"v{number}.{i}", draw(sizes)) for i in range(draw(st.integers(1, 2)))]
-        graph.add_node(draw(st.sampled_from([number, number, PRODUCT])), inputs, outputs)
+        kinds = [number, number, PRODUCT, UPDATE] if inputs else [number, number, PRODUCT]
+        graph.add_node(draw(st.sampled_from(kinds)), inputs, outputs)
         values += outputs
     graph.set_outputs(draw(st.lists(st.sampled_from(values), max_size=3)))
     numbers = st.integers(0, size - 1)
@@ -117,7 +122,7 @@ def cuts(graph, readers, needed, later):
         before = forced | some
         previous = {p for node in before for p in graph.predecessors(node)}
         if all(p in before or p not in region for p in previous):
-            yield before, sum(map(cost_of, crossing(before)))
+            yield before, sum(map(cost_of, crossing(before))) + copied(before)
 
 
 def cost_of(value):
@@ -125,6 +130,18 @@ def cost_of(value):
     payloads = [value.producer.payload, *(user.payload for user in value.users)]
     in_memory = value.is_output or any(payload is PRODUCT for payload in payloads)
     return 0 if in_memory and value.nbytes < FOREVER else value.nbytes
+
+
+def copied(before):
+    """Outputs are copied for the updates of them that come later."""
+    return sum(
+        value.nbytes
+        for node in before
+        for value in node.outputs
+        for user in value.users
+        if value.is_output and user.payload is UPDATE and user.inputs[0] is value
+        if user not in before
+    )
 
 
 def crossing(before):
@@ -201,6 +218,15 @@ def test_an_output_costs_nothing():
     cut = choose_cut(graph, [graph.nodes[0]], [], [write])
     assert cut is not None
     assert (list(cut.values), cut.cost) == ([last], 0)
+
+
+def test_an_update_of_an_output_comes_before_the_pin():
+    graph, last, write = line(8)
+    updated = graph.add_node(UPDATE, [last], [Value("updated", 8)]).outputs[0]
+    graph.set_outputs([last, updated, write.outputs[0]])
+    cut = choose_cut(graph, [graph.nodes[0]], [], [write])
+    assert cut is not None
+    assert (list(cut.values), cut.cost) == ([last, updated], 0)
 
 
 @pytest.mark.parametrize("payload", ["row", PRODUCT])

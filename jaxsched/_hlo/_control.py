@@ -38,7 +38,7 @@ from jaxsched._hlo._wire import (
 
 MARK_KEY = "jaxsched"
 
-PASS_VERSION = 2  # to be raised with every change of the edges: the mark is part of JAX's cache key
+PASS_VERSION = 3  # to be raised with every change of the edges: the mark is part of JAX's cache key
 
 
 def mark(buffers: int, operands: int, copies: str = "allow") -> str:
@@ -265,31 +265,22 @@ def _pinned(
     if not 1 < len(sizes) <= operands or operands <= buffers:  # no reads, or not our barrier
         return value
     parts = [value.element(index) for index in range(len(sizes))]
-    # XLA drops elements that nobody uses and moves up the rest, so that positions tell no longer
-    # which is which.  Then only those count as reads of a buffer which are computed from it.
-    dropped = len(parts) < operands
+    # XLA drops elements that nobody uses and moves up the rest, so that some may be a buffer or a
+    # read.  All of them count as reads: the barrier puts each one before what is behind it.
+    dropped = operands - len(parts)
     out = list(parts)
     for index, part in enumerate(parts[:buffers]):
         reads = {
             leaf.producer.id: None
-            for candidate in parts[index + 1 if dropped else buffers :]
+            for candidate in parts[max(index + 1, buffers - dropped) :]
             for leaf in candidate.leaves()
             if leaf.producer.opcode not in (b"parameter", b"constant")
-            and (not dropped or _reads(leaf.producer, part))
         }
         if reads:
             pin = _Pin(sizes[index], reads, part.pin)
             pins.append(pin)
             out[index] = _Value(part.producer, part.path, pin)
     return _Value(barrier, parts=out)
-
-
-def _reads(instruction: _Instruction, value: _Value) -> bool:
-    return any(
-        leaf.producer is value.producer and leaf.path == value.path
-        for operand in instruction.inputs
-        for leaf in operand.leaves()
-    )
 
 
 ### The pass over a module
