@@ -205,7 +205,11 @@ def _verdicts(
 
 
 def _last(instances: Instances, where: Computation, found: set[Instruction]) -> list[Instruction]:
-    """Those whose results none of the others needs: they finish the equation."""
+    """Those whose results none of the others needs: they finish the equation.
+
+    What XLA has moved out of a loop or branch only prepares it.
+    """
+    found = {each for each in found if each.opcode in RUNS} or found
     return [
         each
         for each in found

@@ -121,8 +121,11 @@ def _ignores_carry(step: Step) -> bool:
     if step.operation not in ("for", "scan", "while"):
         return False
     (body,) = step.blocks
-    read = {*body.results}.union(*map(uses, body.steps))
-    return not read.issuperset(body.parameters[1:])
+    needed = {*body.results}
+    for each in reversed(body.steps):
+        if not needed.isdisjoint(each.targets):
+            needed |= uses(each)
+    return not needed.issuperset(body.parameters[1:])
 
 
 def _steps(block: Block) -> Iterator[Step]:
