@@ -305,7 +305,7 @@ def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
         ):
             continue
         uses, returned = uses_of(value)
-        overwriting = {each.node for each in buffers.get(value, ()) if not each.arithmetic}
+        overwriting = {each.node for each in buffers.get(value, ())}
         if not (returned or overwriting):
             continue
         if returned + len(overwriting) > 1 and not updates(producer.payload):

@@ -90,34 +90,55 @@ def check_copies(program: Program) -> bool:
     """No more bytes copied than by plain jit, where no declaration asks for an order; whether the
     two can be compared.
 
-    Every argument is donated that is the only one of its size: XLA may give the memory of another
-    one to an update of it, and then copies once more where the update waits for a read.
+    They cannot where XLA does away with a part of the program, and so with copies: what a pin is in
+    front of, it leaves as it is. Every array is donated that is the only one of its size: XLA may
+    give the memory of another one to an update of it, and then copies once more where the update
+    waits for a read, or where a branch does.
     """
-    if any(_is_simplified(step) for step in _steps(program.block)):
+    steps = list(_steps(program.block))
+    if any(_is_dissolved(step) or _is_merged(step) for step in steps):
         return False
     sizes = [each.nbytes for each in program.arguments()]
     donated = tuple(i for i, size in enumerate(sizes) if sizes.count(size) == 1)
+    kept = [size for i, size in enumerate(sizes) if i not in donated and size > _BUFFER]
+    if kept and any(step.operation == "switch" for step in steps):
+        return False
     program = dataclasses.replace(program, donated=donated)
     made = compiled(scheduled(function(program, declared=False)), program)
     _check_no_more(_copied(made), _copied_by_plain_jit(program))
     return True
 
 
-def _is_simplified(step: Step) -> bool:
-    """Whether XLA does away with it, or merges what it takes or returns twice, and so with copies
-    that are needed elsewhere: what a pin is in front of, it leaves as it is."""
+def _is_dissolved(step: Step) -> bool:
+    """Whether it is a loop of one round."""
     match step.operation, step.static:
         case "for", (lower, upper):
             return upper - lower < 2
         case (("scan" | "while"), (rounds, *_)):
             return rounds < 2
-        case "switch", _:
-            names = [step.operands, *(block.results for block in step.blocks)]
-            return any(len({*each}) < len(each) for each in names)
     return False
 
 
+def _is_merged(step: Step) -> bool:
+    """Whether a loop or branch takes or returns something twice, in which case XLA makes one of it.
+
+    A branch takes what it refers to; and so does a loop, which returns the same one unchanged.
+    """
+    if step.operation not in ("for", "scan", "while", "switch"):
+        return False
+    names = [step.operands, *(block.results for block in step.blocks)]
+    inside = {name for block in step.blocks for each in block.steps for name in uses(each)}
+    kept = {*step.operands}
+    if step.operation != "switch":
+        (body,) = step.blocks
+        carried = body.parameters[1:]
+        passed = zip(step.operands[-len(carried) :], carried, body.results, strict=False)
+        kept = {operand for operand, before, after in passed if before == after}
+    return any(len({*each}) < len(each) for each in names) or not inside.isdisjoint(kept)
+
+
 def _ignores_carry(step: Step) -> bool:
+    """Whether a loop takes something that none of its results is computed from."""
     if step.operation not in ("for", "scan", "while"):
         return False
     (body,) = step.blocks
@@ -151,7 +172,7 @@ def _can_be_told(program: Program) -> bool:
     XLA merges what is computed twice from the same operands. One instruction is then two equations,
     of which one may run at any time. And it drops from a pin what a loop carries and never reads.
     """
-    if any(_is_simplified(step) or _ignores_carry(step) for step in _steps(program.block)):
+    if any(_is_dissolved(step) or _ignores_carry(step) for step in _steps(program.block)):
         return False
     declared: set[int] = set()
     merged: set[int] = set()
