@@ -478,3 +478,23 @@ def test_an_order_before_a_loop_that_ignores_what_it_carries():
     z, x = np.arange(240, dtype=np.float32).reshape(3, 8, 10), np.ones((10, 12), np.int16)
     [edge] = [each for each in explain(fun)(z, x, np.int32(1)).edges if each.kind == "declared"]
     assert edge.verdict == "held by a control edge"
+
+
+def test_what_xla_moves_out_of_a_loop_is_not_the_loop():
+    """The index of the update was computed in front of the loop, for something behind it too."""
+
+    @scheduled
+    def fun(x, k):
+        rounds = (k + 9) % 12
+        rows = np.array([2, -1, -3])
+
+        def add(carry):
+            i, x = carry
+            return i + 1, x.at[rows, k, :].add(k.astype(x.dtype))
+
+        _, x = lax.while_loop(lambda carry: carry[0] <= rounds % 2, add, (jnp.int32(0), x))
+        before(rounds, x)
+        return x.at[-3, k, k].max(0.5)
+
+    [edge] = explain(fun)(np.ones((3, 8, 9), np.float32), np.int32(1)).edges
+    assert edge.verdict in ("held by a control edge", "held by data")
