@@ -287,7 +287,8 @@ def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
 
     XLA may fuse a second copy of the write into such a reader, which then needs the version from
     before the write. Readers whose results are not fused with their operands do no harm. A view
-    of an updated buffer is fused into the update, which XLA then no longer sees as in place.
+    of an updated buffer is fused into the update, which XLA then no longer sees as in place. What
+    reads a part of an updated buffer can have the update fused into it, too, once for each use.
     """
     written = [
         write.last.outputs[write.result]
@@ -300,9 +301,10 @@ def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
     found: dict[Value, None] = {}
     for value in written:
         producer = value.producer
-        if producer is None or not (
-            updates(producer.payload) or _is_duplicated(producer) or _is_part_of_update(producer)
-        ):
+        if producer is None:
+            continue
+        part = _is_part_of_update(producer)
+        if not (part or updates(producer.payload) or _is_duplicated(producer)):
             continue
         uses, returned = uses_of(value)
         overwriting = {each.node for each in buffers.get(value, ())}
@@ -310,7 +312,10 @@ def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
             continue
         if returned + len(overwriting) > 1 and not updates(producer.payload):
             continue  # what XLA computes once more for each of them needs no copy
-        overwriting |= {user for user in uses for w in [*overwriting] if is_same_window(user, w)}
+        if not part:
+            overwriting |= {
+                user for user in uses for w in [*overwriting] if is_same_window(user, w)
+            }
         readers = (user for user in uses if user not in overwriting)
         if any(not is_materialized(user.payload) for user in readers) or _is_viewed(value):
             found[value] = None

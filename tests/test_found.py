@@ -441,6 +441,13 @@ def part_of_an_update(x, k):
     return (part.at[:, k].set(part[:, k]),)
 
 
+def window_of_a_part_of_an_update(x, k):
+    x = x - jnp.outer(x[:, 6], x[6]) * 0.125
+    part = x.at[k].set(x[k])[2:]
+    window = lax.dynamic_slice(part, (0, 0), (2, 4))
+    return (lax.dynamic_update_slice(part, window, (0, 0)),)
+
+
 def read_and_returned(x, k):
     columns = x[:, np.arange(30)]
     y = x.at[:, np.arange(30)[::-1]].add(columns)
@@ -450,7 +457,7 @@ def read_and_returned(x, k):
 @pytest.mark.parametrize(
     "fun",
     [twice_written, filled_and_twice_written, filled_and_sorted]
-    + [part_of_an_update, read_and_returned],
+    + [part_of_an_update, window_of_a_part_of_an_update, read_and_returned],
 )
 def test_what_is_computed_once_more_for_each_write_is_not_copied(fun):
     x = jnp.linspace(-1, 1, 1200).reshape(30, 40)
