@@ -124,8 +124,11 @@ def _derived(
 def _cost(value: Value) -> int:
     if value.nbytes >= FOREVER:
         return value.nbytes
-    owners = [value.producer, *value.users] if value.producer is not None else value.users
-    in_memory = value.is_output or any(is_materialized(node.payload) for node in owners)
+    producer, users = value.producer, value.users
+    if producer is not None:
+        # An update may be one that writes a copy, which XLA would rather fuse into what takes it.
+        users = [producer] if updates(producer.payload) else [producer, *users]
+    in_memory = value.is_output or any(is_materialized(node.payload) for node in users)
     return 0 if in_memory else value.nbytes
 
 

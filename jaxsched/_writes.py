@@ -97,6 +97,8 @@ def is_same_window(reader: Node, write: Node) -> bool:
     """Whether a slice reads just the window that the write updates, and for that write alone."""
     if not (is_a(reader, "dynamic_slice") and is_a(write, "dynamic_update_slice")):
         return False
+    if reader.inputs[0] is not write.inputs[0]:
+        return False  # the same indices are another place in a view of it
     starts = zip(reader.inputs[1:], write.inputs[2:], strict=True)
     window = write.inputs[1]
     if not all(_equal(a, b) for a, b in starts) or not same_type(reader.outputs[0].key, window.key):

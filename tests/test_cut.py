@@ -127,7 +127,9 @@ def cuts(graph, readers, needed, later):
 
 def cost_of(value):
     """What is in memory anyway costs nothing; what cannot be kept at all cannot be pinned."""
-    payloads = [value.producer.payload, *(user.payload for user in value.users)]
+    payloads = [value.producer.payload]
+    if value.producer.payload is not UPDATE:
+        payloads += [user.payload for user in value.users]
     in_memory = value.is_output or any(payload is PRODUCT for payload in payloads)
     return 0 if in_memory and value.nbytes < FOREVER else value.nbytes
 

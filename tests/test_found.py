@@ -505,3 +505,24 @@ def test_what_xla_moves_out_of_a_loop_is_not_the_loop():
 
     [edge] = explain(fun)(np.ones((3, 8, 9), np.float32), np.int32(1)).edges
     assert edge.verdict in ("held by a control edge", "held by data")
+
+
+def flat(x, k):
+    window = lax.dynamic_slice(x.reshape(24, 1), (0, k), (16, 1))
+    return lax.dynamic_update_slice(x, x, (0,)), window
+
+
+def turned_over(x, k):
+    x = x.reshape(6, 4)
+    window = lax.dynamic_slice(x.reshape(4, 6), (k, k), (1, 2)) + 1
+    return lax.dynamic_update_slice(x, window, (k, k)), x
+
+
+@pytest.mark.parametrize("fun", [flat, turned_over])
+def test_a_window_of_a_view_is_not_the_one_that_is_overwritten(fun):
+    """With the same indices it was taken for that one, and with fewer of them planning failed."""
+    x, k = jnp.arange(24.0), jnp.int32(1)
+    given = jax.jit(scheduled(fun))(x, k)
+    with jax.disable_jit():
+        wanted = fun(x, k)
+    assert_same([np.asarray(each) for each in given], [np.asarray(each) for each in wanted])

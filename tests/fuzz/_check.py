@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -69,15 +70,41 @@ def trace_and_plan(program: Program, *, infer: bool = True) -> Jaxpr:
 
 
 def check_plan(program: Program, seed: int = 0, runs: int = 3) -> dict[str, int]:
-    """The plans of a program, with and without inference; raises Failure, or counts."""
+    """The plans of a program, with and without inference; raises Failure, or counts.
+
+    Then those of the same program where it returns only some of its results, or only the others.
+    """
     wanted = evaluate(program.block, program.arguments())
-    # What leads to no result is not planned, and nothing is claimed of it.
-    jaxpr = without_dead(trace(program))
+    jaxpr = trace(program)
+    rng = random.Random(seed)
+    every = range(len(wanted))
     counts = defaultdict(int)
-    try:
-        _planned(jaxpr, False, counts)
-    except Unorderable:
-        return {"refused": 1}
+    some = sorted(rng.sample(every, len(wanted) // 2))
+    others = [i for i in every if i not in some]
+    for chosen in [every, some, others] if some else [every]:
+        # What leads to no result is not planned, and nothing is claimed of it.
+        part = without_dead(_returning(jaxpr, chosen))
+        try:
+            _planned(part, False, counts)
+        except Unorderable:
+            if chosen is every:
+                return {"refused": 1}
+            continue
+        arguments = program.arguments()
+        _check_in_place(part, arguments, [wanted[i] for i in chosen], seed, runs, counts)
+    return counts
+
+
+def _returning(jaxpr: Jaxpr, chosen: Sequence[int]) -> Jaxpr:
+    info = jaxpr.debug_info
+    if isinstance(info.result_paths, tuple):
+        info = info._replace(result_paths=tuple(info.result_paths[i] for i in chosen))
+    return jaxpr.replace(outvars=[jaxpr.outvars[i] for i in chosen], debug_info=info)
+
+
+def _check_in_place(
+    jaxpr: Jaxpr, arguments: Any, wanted: Any, seed: int, runs: int, counts: dict[str, int]
+) -> None:
     planned, orders, complete = _planned(jaxpr, True, counts)
     if not complete:
         # The planner names the results of inlined functions anew; here they are inlined before.
@@ -86,14 +113,13 @@ def check_plan(program: Program, seed: int = 0, runs: int = 3) -> dict[str, int]
     # What only declarations kept alive is planned as if it were needed, but XLA drops it.
     if not complete or _sizes(planned) != _sizes(without_dead(planned)):
         counts["unmapped"] += 1
-        return counts
+        return
     counts["interpreted"] += 1
     for run, fused in itertools.product(range(runs), (False, True)):
         machine = Machine(orders, random.Random(f"{seed} {run}"), fused=fused)
-        results = machine.run(planned, [np.array(each) for each in program.arguments()])
+        results = machine.run(planned, [np.array(each) for each in arguments])
         counts["contested"] += machine.contested
         compare(f"in place, {'fused' if fused else 'in order'}", results, wanted)
-    return counts
 
 
 def _planned(

@@ -96,7 +96,7 @@ def check_copies(program: Program) -> bool:
     waits for a read, or where a branch does.
     """
     steps = list(_steps(program.block))
-    if any(_is_dissolved(step) or _is_merged(step) for step in steps):
+    if any(_is_dissolved(step) or _is_merged(step) or _ignores_carry(step) for step in steps):
         return False
     sizes = [each.nbytes for each in program.arguments()]
     donated = tuple(i for i, size in enumerate(sizes) if sizes.count(size) == 1)
@@ -138,15 +138,19 @@ def _is_merged(step: Step) -> bool:
 
 
 def _ignores_carry(step: Step) -> bool:
-    """Whether a loop takes something that none of its results is computed from."""
+    """Whether a loop carries something that is of no use to it, but is returned unchanged."""
     if step.operation not in ("for", "scan", "while"):
         return False
     (body,) = step.blocks
-    needed = {*body.results}
+    carried = body.parameters[1:]
+    needed = {*body.results[len(carried) :]}
+    needed |= {
+        after for before, after in zip(carried, body.results, strict=False) if before != after
+    }
     for each in reversed(body.steps):
         if not needed.isdisjoint(each.targets):
             needed |= uses(each)
-    return not needed.issuperset(body.parameters[1:])
+    return not needed.issuperset(carried)
 
 
 def _steps(block: Block) -> Iterator[Step]:
