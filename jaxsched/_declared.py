@@ -12,7 +12,7 @@ from jaxsched._graph import Edge, Graph, Node, Value
 from jaxsched._jax import JaxprEqn, Literal, user_line
 from jaxsched._scope import Marker, Scope
 from jaxsched._updates import ScopeKind, is_view, updates
-from jaxsched._writes import held_operands, root
+from jaxsched._writes import held_operands, root, updates_of
 
 __all__ = ["TOP", "Declared", "declare"]
 
@@ -150,9 +150,8 @@ def _reject(marker: Marker, kind: ScopeKind, what: str) -> Never:
 def _overwriting(graph: Graph) -> dict[Value, set[Node]]:
     """The buffers that are written, each with what writes it."""
     found: dict[Value, set[Node]] = {}
-    for node in graph.nodes:
-        for operand, _ in updates(node.payload):
-            found.setdefault(root(node.inputs[operand]), set()).add(node)
+    for write in updates_of(graph):
+        found.setdefault(root(write.node.inputs[write.operand]), set()).add(write.node)
     return found
 
 
@@ -175,9 +174,7 @@ def _held(
             used_here = all(user in cone for out in producer.outputs for user in out.users)
             returned = any(out.is_output for out in producer.outputs)
             free = used_here and not returned and producer not in before
-            writers = (overwriting.get(root(v), set[Node]()) for v in producer.inputs)
-            read_early = any(some - {producer} for some in writers)
-            if free and not read_early and not _ordered(producer):
+            if free and not _ordered(producer) and not _is_early(producer, overwriting):
                 cone[producer] = None
                 todo.append(producer)
     return [
@@ -186,6 +183,11 @@ def _held(
         for i, value in enumerate(node.inputs)
         if value.producer not in cone and not isinstance(value.key, Literal)
     ]
+
+
+def _is_early(node: Node, overwriting: dict[Value, set[Node]]) -> bool:
+    """Whether the node reads what something else writes."""
+    return any(overwriting.get(root(value), {node}) != {node} for value in node.inputs)
 
 
 def _ordered(node: Node) -> bool:

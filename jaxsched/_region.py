@@ -70,7 +70,7 @@ def _before_side(
             elif previous in later or (truncated and previous.rank > first):
                 network.add_edge(node, "sink", FOREVER)
         for value in node.outputs:
-            network.add_edge(node, value, _cost(value))
+            network.add_edge(node, value, _cost(node, value))
             if value.is_output:
                 network.add_edge(value, "sink", FOREVER)
             for user in value.users:
@@ -92,8 +92,8 @@ def _is_free(
 ) -> bool:
     """Whether the cut behind the readers themselves costs nothing, and no other node comes before
     it: the cheapest one then, and nearest to the readers, with no search."""
-    values = [value for node in readers for value in node.outputs]
-    if any(_cost(value) or _copying(value) for value in values):
+    made = [(node, value) for node in readers for value in node.outputs]
+    if any(_cost(node, value) or _copying(value) for node, value in made):
         return False
     before = {*needed, *(each for node in readers for each in graph.predecessors(node))}
     return all(node in readers or (node.rank < first and node not in later) for node in before)
@@ -121,14 +121,12 @@ def _derived(
     return region, truncated
 
 
-def _cost(value: Value) -> int:
+def _cost(producer: Node, value: Value) -> int:
     if value.nbytes >= FOREVER:
         return value.nbytes
-    producer, users = value.producer, value.users
-    if producer is not None:
-        # An update may be one that writes a copy, which XLA would rather fuse into what takes it.
-        users = [producer] if updates(producer.payload) else [producer, *users]
-    in_memory = value.is_output or any(is_materialized(node.payload) for node in users)
+    # An update may be one that writes a copy, which XLA would rather fuse into what takes it.
+    takers = [] if updates(producer.payload) else value.users
+    in_memory = value.is_output or any(is_materialized(n.payload) for n in [producer, *takers])
     return 0 if in_memory else value.nbytes
 
 

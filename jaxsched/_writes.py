@@ -23,6 +23,7 @@ __all__ = [
     "is_a",
     "is_same_window",
     "root",
+    "updates_of",
     "uses_of",
 ]
 
@@ -130,14 +131,15 @@ def find_writes(scope: Scope, kind: ScopeKind) -> tuple[dict[Value, list[Write]]
     """Every buffer that is overwritten -> by what; and where values may have their memory from."""
     writes: dict[Value, list[Write]] = {}
     lineages = _lineages(scope)
-    for write in [*_updates(scope.graph), *_arithmetic(scope, kind, lineages)]:
+    for write in [*updates_of(scope.graph), *_arithmetic(scope, kind, lineages)]:
         buffer = root(write.node.inputs[write.operand])
         if is_buffer(buffer.key.aval):
             writes.setdefault(buffer, []).append(write)
     return writes, lineages
 
 
-def _updates(graph: Graph) -> list[Write]:
+def updates_of(graph: Graph) -> list[Write]:
+    """Every update of a graph, through whichever operand."""
     return [
         Write(node, operand, result, node)
         for node in graph.nodes

@@ -26,7 +26,7 @@ from tests.fuzz._check import Failure, compare, declared, scopes, trace
 from tests.fuzz._generate import uses
 from tests.fuzz._inline import inlined
 from tests.fuzz._primitives import VIEWS
-from tests.fuzz._program import Block, Program, Step, evaluate, function
+from tests.fuzz._program import LOOPS, Block, Program, Step, evaluate, function
 
 __all__ = [
     "check_batched",
@@ -124,7 +124,7 @@ def _is_merged(step: Step) -> bool:
 
     A branch takes what it refers to; and so does a loop, which returns the same one unchanged.
     """
-    if step.operation not in ("for", "scan", "while", "switch"):
+    if step.operation not in (*LOOPS, "switch"):
         return False
     names = [step.operands, *(block.results for block in step.blocks)]
     inside = {name for block in step.blocks for each in block.steps for name in uses(each)}
@@ -139,7 +139,7 @@ def _is_merged(step: Step) -> bool:
 
 def _ignores_carry(step: Step) -> bool:
     """Whether a loop carries something that is of no use to it, but is returned unchanged."""
-    if step.operation not in ("for", "scan", "while"):
+    if step.operation not in LOOPS:
         return False
     (body,) = step.blocks
     carried = body.parameters[1:]

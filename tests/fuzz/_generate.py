@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from tests.fuzz._index import positions
-from tests.fuzz._program import BLOCKS, Block, Program, Step, evaluate_step
+from tests.fuzz._program import BLOCKS, LOOPS, Block, Program, Step, evaluate_step
 
 __all__ = ["Generator", "forbid"]
 
 _SHAPES = [(10, 12), (10, 12), (10, 12), (12, 10), (12,), (40,), (3, 8, 9)]
 _DTYPES = ["float32", "float32", "float32", "int32", "int16"]
 _INDEX = "int32"
-_LOOPS = ("for", "scan", "while")
 
 
 class _Scope:
@@ -470,7 +469,7 @@ class Generator:
         scope = _Scope(outer)
         parameters = [self._name("p") for _ in examples]
         i = self._name("i")
-        if kind in _LOOPS:
+        if kind in LOOPS:
             scope.values[i] = np.array(0, _INDEX)
             scope.bounds[i] = 5
         # JAX inlines a function and takes what is passed through out of loops and branches.
@@ -491,7 +490,7 @@ class Generator:
             ]
         if kind == "scan":
             results.append(rng.choice(own or parameters))
-        header = [i, *parameters] if kind in _LOOPS else parameters
+        header = [i, *parameters] if kind in LOOPS else parameters
         return self._finish(scope, header, results), scope
 
     def _match(self, scope: _Scope, parameter: str, own: list[str], like: np.ndarray) -> str:

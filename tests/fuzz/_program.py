@@ -12,7 +12,17 @@ from jax import lax
 from jaxsched import before
 from tests.fuzz._index import positions, render_index
 
-__all__ = ["BLOCKS", "OPERATIONS", "Block", "Program", "Step", "evaluate", "function", "source"]
+__all__ = [
+    "BLOCKS",
+    "LOOPS",
+    "OPERATIONS",
+    "Block",
+    "Program",
+    "Step",
+    "evaluate",
+    "function",
+    "source",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,4 +370,5 @@ def _step(step: Step, depth: int) -> list[str]:
     return [*body, pad + call]
 
 
-BLOCKS = ("for", "scan", "while", "switch", "jit")
+LOOPS = ("for", "scan", "while")
+BLOCKS = (*LOOPS, "switch", "jit")
