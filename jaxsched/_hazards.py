@@ -56,14 +56,15 @@ class Findings:
 def find_hazards(scope: Scope, kind: ScopeKind, *, infer: bool) -> Findings:
     """What has to be pinned in a scope; with `infer`, its inferred edges are added to the graph."""
     buffers, lineages = find_writes(scope, kind)
-    alone = [*_viewed_operands(buffers), *_lingering(buffers)]
-    found = Findings([], [], list(dict.fromkeys(alone)), [])
+    found = Findings([], [], [], [])
     if infer:
         # The conflicts are what the data alone order; so all of them are found before any edge.
         for conflict in [_Conflict(scope.graph, *each) for each in buffers.items()]:
             _resolve(scope.graph, conflict, scope.fixed, found)
         found.hazards.extend(recycled(scope, kind, lineages))
         found.passed.extend(passed_through(scope, kind))
+    alone = [*_viewed_operands(buffers), *_lingering(buffers, found.unavoidable)]
+    found.alone.extend(dict.fromkeys(alone))
     return found
 
 
@@ -80,7 +81,7 @@ def _resolve(graph: Graph, conflict: "_Conflict", fixed: set[Value], found: Find
         why = "its old value is read after the write"
     else:
         why = None
-        if conflict.risky:
+        if conflict.risky and not _is_of_copy(conflict.keeper, found.unavoidable):
             found.hazards.append(conflict.hazard())
     for write in conflict.writes:
         if write.arithmetic:
@@ -133,8 +134,7 @@ class _Conflict:
 
         Where XLA computes the buffer once more for the write, there is no copy.
         """
-        producer = self.buffer.producer
-        if scopes(write.node.payload) or (producer is not None and _is_duplicated(producer)):
+        if scopes(write.node.payload) or _is_computed_anew(self.buffer):
             return []
         return [
             node
@@ -282,7 +282,14 @@ def _keeps_order(node: Node) -> bool:
     return moves_none and node.inputs[0].nbytes == node.outputs[0].nbytes
 
 
-def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
+def _is_of_copy(write: Write, unavoidable: list[Unavoidable]) -> bool:
+    """Whether this is arithmetic with an updated copy. Its result takes the memory of what was
+    copied, so that nothing overwrites the copy."""
+    source = root(write.node.inputs[write.operand]).producer
+    return write.arithmetic and any(source is each.write.node for each in unavoidable)
+
+
+def _lingering(buffers: dict[Value, list[Write]], unavoidable: list[Unavoidable]) -> list[Value]:
     """Written values that stay in memory while something else reads them.
 
     XLA may fuse a second copy of the write into such a reader, which then needs the version from
@@ -307,7 +314,8 @@ def _lingering(buffers: dict[Value, list[Write]]) -> list[Value]:
         if not (part or updates(producer.payload) or _is_duplicated(producer)):
             continue
         uses, returned = uses_of(value)
-        overwriting = {each.node for each in buffers.get(value, ())}
+        writes = buffers.get(value, ())
+        overwriting = {each.node for each in writes if not _is_of_copy(each, unavoidable)}
         if not (returned or overwriting):
             continue
         if returned + len(overwriting) > 1 and not updates(producer.payload):
@@ -339,13 +347,19 @@ def _is_viewed(value: Value) -> bool:
 
 
 def _viewed_operands(buffers: dict[Value, list[Write]]) -> list[Value]:
-    """The views through which updates that XLA could fuse overwrite their buffer."""
+    """The views through which updates that XLA could fuse overwrite their buffer.
+
+    A gather ends in one too, once XLA has simplified it (`GatherSimplifier`).
+    """
     views: list[Value] = []
     for write in (write for writes in buffers.values() for write in writes):
-        if not write.arithmetic and not is_materialized(write.node.payload):
-            value = write.node.inputs[write.operand]
-            if value.producer is not None and is_view(value.producer.payload):
-                views.append(value)
+        value = write.node.inputs[write.operand]
+        producer = value.producer
+        if producer is None or write.arithmetic or is_materialized(write.node.payload):
+            continue
+        window = is_a(write.node, "dynamic_update_slice") and not value.is_output
+        if is_view(producer.payload) or (window and is_a(producer, "gather")):
+            views.append(value)
     return views
 
 
@@ -372,11 +386,19 @@ def _is_broadcast(value: Value) -> bool:
 def _is_computed_again(value: Value, writes: list[Write]) -> bool:
     """Whether XLA computes a value anew where that saves a copy: an array of one number, or
     arithmetic for each of several writes."""
-    if value.producer is None:
+    return _is_filled(value) or (len(writes) > 1 and _is_computed_anew(value))
+
+
+def _is_computed_anew(value: Value) -> bool:
+    """Whether XLA computes a value once more in each kernel that uses it."""
+    return value.producer is not None and (_is_filled(value) or _is_duplicated(value.producer))
+
+
+def _is_filled(value: Value) -> bool:
+    """Whether it is an array of one number."""
+    if value.producer is None or not _is_broadcast(value):
         return False
-    if _is_broadcast(value):
-        return not value.producer.inputs[0].key.aval.shape
-    return len(writes) > 1 and _is_duplicated(value.producer)
+    return not value.producer.inputs[0].key.aval.shape
 
 
 def _has_its_own(reader: Node, writes: list[Write]) -> bool:

@@ -75,7 +75,7 @@ def _before_side(
                 network.add_edge(value, "sink", FOREVER)
             for user in value.users:
                 network.add_edge(value, user if user in region else "sink", FOREVER)
-            for user in _copying(value):
+            for user in _copying(node, value):
                 network.add_edge(node, user if user in region else "sink", value.nbytes)
     cost, side = network.minimum_cut("source", "sink")
     if cost >= FOREVER:
@@ -93,7 +93,7 @@ def _is_free(
     """Whether the cut behind the readers themselves costs nothing, and no other node comes before
     it: the cheapest one then, and nearest to the readers, with no search."""
     made = [(node, value) for node in readers for value in node.outputs]
-    if any(_cost(node, value) or _copying(value) for node, value in made):
+    if any(_cost(node, value) or _copying(node, value) for node, value in made):
         return False
     before = {*needed, *(each for node in readers for each in graph.predecessors(node))}
     return all(node in readers or (node.rank < first and node not in later) for node in before)
@@ -130,11 +130,13 @@ def _cost(producer: Node, value: Value) -> int:
     return 0 if in_memory else value.nbytes
 
 
-def _copying(value: Value) -> list[Node]:
+def _copying(producer: Node, value: Value) -> list[Node]:
     """The updates of a value that the scope returns too. Behind a pin they write a copy; in front
-    of it XLA may compute the value once more for them."""
+    of it XLA may compute the value once more for them, unless that has a kernel of its own."""
+    if not value.is_output or is_materialized(producer.payload):
+        return []
     return [
         user
-        for user in (value.users if value.is_output else ())
+        for user in value.users
         if any(user.inputs[operand] is value for operand, _ in updates(user.payload))
     ]

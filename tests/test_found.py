@@ -418,6 +418,23 @@ def test_a_buffer_that_comes_from_a_pin_costs_nothing_at_the_next_one():
     assert_right_in_place(ours, x, i, undeclared=plain)
 
 
+def test_a_read_that_is_carried_and_returned_waits_for_no_loop():
+    """The copy that the loop makes of it was put down to the pin, which was left out then."""
+
+    def fun(x, k):
+        new = x.at[:, 1:6].set(k)
+        ordered = jnp.sort(x, 0)
+
+        def replace(carry):
+            i, new, _ = carry
+            return i + 1, new, new
+
+        _, _, last = lax.while_loop(lambda c: c[0] <= k % 3, replace, (jnp.int32(0), new, ordered))
+        return ordered, last
+
+    assert_right_in_place(fun, jnp.linspace(1, -1, 120).reshape(10, 12), jnp.int32(1))
+
+
 def twice_written(x, k):
     half = x * 0.5
     whole = lax.dynamic_update_slice(half, x, (k, k))
@@ -454,10 +471,28 @@ def read_and_returned(x, k):
     return columns, y, columns.at[np.array([2, -14, -3, -21])].min(k, mode="drop")
 
 
+def filled_and_read_by_a_write(x, k):
+    ones, columns = jnp.ones_like(x), np.array([4, 6, 9])
+    return ones.at[k].set(k), ones.at[:, columns].min(ones[:, columns])
+
+
+def gathered(x, k):
+    """A gather ends in a view, which was fused into the update of the array behind it."""
+    rows = x.at[np.arange(29)].get(mode="clip")
+    return (rows.at[:, :24].max(0.0, mode="clip"),)
+
+
+def updated_and_chosen_from(x, k):
+    """The argument is needed to the end, so that its update writes a copy, if anything."""
+    new = x.at[8, -4].max(1)
+    return jnp.where(x[::-1] > k, x, new), new.at[np.array([1, 2, 4]), 1].get(mode="clip") // 2
+
+
 @pytest.mark.parametrize(
     "fun",
-    [twice_written, filled_and_twice_written, filled_and_sorted]
-    + [part_of_an_update, window_of_a_part_of_an_update, read_and_returned],
+    [twice_written, filled_and_twice_written, filled_and_sorted, filled_and_read_by_a_write]
+    + [part_of_an_update, window_of_a_part_of_an_update, read_and_returned]
+    + [gathered, updated_and_chosen_from],
 )
 def test_what_is_computed_once_more_for_each_write_is_not_copied(fun):
     x = jnp.linspace(-1, 1, 1200).reshape(30, 40)

@@ -91,17 +91,19 @@ def check_copies(program: Program) -> bool:
     two can be compared.
 
     They cannot where XLA does away with a part of the program, and so with copies: what a pin is in
-    front of, it leaves as it is. Every array is donated that is the only one of its size: XLA may
-    give the memory of another one to an update of it, and then copies once more where the update
-    waits for a read, or where a branch does.
+    front of, it leaves as it is. Every array is donated, and each has a size of its own: XLA may
+    give the memory of another one of that size to an update, and then copies once more where the
+    update waits for a read; and the copy that it has to update where the array is to be kept, it
+    may fuse into all that reads it.
     """
     steps = list(_steps(program.block))
     if any(_is_dissolved(step) or _is_merged(step) or _ignores_carry(step) for step in steps):
         return False
+    if any(_fills_for_many(block) for block in _blocks(program.block)):
+        return False
     sizes = [each.nbytes for each in program.arguments()]
     donated = tuple(i for i, size in enumerate(sizes) if sizes.count(size) == 1)
-    kept = [size for i, size in enumerate(sizes) if i not in donated and size > _BUFFER]
-    if kept and any(step.operation == "switch" for step in steps):
+    if any(size > _BUFFER for i, size in enumerate(sizes) if i not in donated):
         return False
     program = dataclasses.replace(program, donated=donated)
     made = compiled(scheduled(function(program, declared=False)), program)
@@ -153,11 +155,23 @@ def _ignores_carry(step: Step) -> bool:
     return not needed.issuperset(carried)
 
 
+def _fills_for_many(block: Block) -> bool:
+    """Whether an array of one number has several uses. XLA makes one for each, or none: a part of
+    it is known, and writing that number into it does nothing."""
+    named = [*block.results, *(name for step in block.steps for name in uses(step))]
+    filled = (step.targets for step in block.steps if step.operation == "new")
+    return any(named.count(name) > 1 for (name,) in filled)
+
+
 def _steps(block: Block) -> Iterator[Step]:
+    return (step for each in _blocks(block) for step in each.steps)
+
+
+def _blocks(block: Block) -> Iterator[Block]:
+    yield block
     for step in block.steps:
-        yield step
         for inner in step.blocks:
-            yield from _steps(inner)
+            yield from _blocks(inner)
 
 
 def _copied(made: Any) -> int:
