@@ -1,10 +1,8 @@
 """What has to hold for a program once XLA has compiled it."""
 
-import collections
 import contextlib
 import dataclasses
 import functools
-import itertools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -14,19 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsched import explain, scheduled
-from jaxsched._before import collecting, marker_p
+from jaxsched._before import collecting
 from jaxsched._hlo._copies import copies
 from jaxsched._hlo._text import parse
-from jaxsched._jax import Jaxpr, Literal
+from jaxsched._jax import Jaxpr
 from jaxsched._options import Options
 from jaxsched._plan import plan
 from jaxsched._report import Report
 from jaxsched._verdicts import Verdict
-from tests.fuzz._check import Failure, compare, declared, scopes, trace
-from tests.fuzz._generate import uses
-from tests.fuzz._inline import inlined
+from tests.fuzz._check import Failure, compare, declared
+from tests.fuzz._comparable import BUFFER, steps, tells_of_copies, tells_of_orders
 from tests.fuzz._primitives import VIEWS
-from tests.fuzz._program import LOOPS, Block, Program, Step, evaluate, function
+from tests.fuzz._program import Program, evaluate, function
 
 __all__ = [
     "check_batched",
@@ -39,8 +36,6 @@ __all__ = [
     "explained",
 ]
 
-# Copies of rows and counters are no concern: the buffers of the programs are all larger than this.
-_BUFFER = 100
 _REGIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
 
 
@@ -79,7 +74,7 @@ def check_compiled(program: Program, *, strict: bool = False) -> None:
     for i, given in enumerate(program.arguments()):
         if i not in program.donated and not np.array_equal(arguments[i], given):
             raise Failure("argument changed", f"argument {i} was not donated")
-    if strict or _can_be_told(program):
+    if strict or tells_of_orders(program):
         _check_orders_held(explained(program), inferred=strict)
     if strict:
         least = min(_copied_by_plain_jit(program), _copied_by_plain_jit(program, **_REGIONS))
@@ -88,90 +83,13 @@ def check_compiled(program: Program, *, strict: bool = False) -> None:
 
 def check_copies(program: Program) -> bool:
     """No more bytes copied than by plain jit, where no declaration asks for an order; whether the
-    two can be compared.
-
-    They cannot where XLA does away with a part of the program, and so with copies: what a pin is in
-    front of, it leaves as it is. Every array is donated, and each has a size of its own: XLA may
-    give the memory of another one of that size to an update, and then copies once more where the
-    update waits for a read; and the copy that it has to update where the array is to be kept, it
-    may fuse into all that reads it.
-    """
-    steps = list(_steps(program.block))
-    if any(_is_dissolved(step) or _is_merged(step) or _ignores_carry(step) for step in steps):
+    two can be compared."""
+    if not tells_of_copies(program):
         return False
-    if any(_fills_for_many(block) for block in _blocks(program.block)):
-        return False
-    sizes = [each.nbytes for each in program.arguments()]
-    donated = tuple(i for i, size in enumerate(sizes) if sizes.count(size) == 1)
-    if any(size > _BUFFER for i, size in enumerate(sizes) if i not in donated):
-        return False
-    program = dataclasses.replace(program, donated=donated)
+    program = dataclasses.replace(program, donated=tuple(range(len(program.types))))
     made = compiled(scheduled(function(program, declared=False)), program)
     _check_no_more(_copied(made), _copied_by_plain_jit(program))
     return True
-
-
-def _is_dissolved(step: Step) -> bool:
-    """Whether it is a loop of one round."""
-    match step.operation, step.static:
-        case "for", (lower, upper):
-            return upper - lower < 2
-        case (("scan" | "while"), (rounds, *_)):
-            return rounds < 2
-    return False
-
-
-def _is_merged(step: Step) -> bool:
-    """Whether a loop or branch takes or returns something twice, in which case XLA makes one of it.
-
-    A branch takes what it refers to; and so does a loop, which returns the same one unchanged.
-    """
-    if step.operation not in (*LOOPS, "switch"):
-        return False
-    names = [step.operands, *(block.results for block in step.blocks)]
-    inside = {name for block in step.blocks for each in block.steps for name in uses(each)}
-    kept = {*step.operands}
-    if step.operation != "switch":
-        (body,) = step.blocks
-        carried = body.parameters[1:]
-        passed = zip(step.operands[-len(carried) :], carried, body.results, strict=False)
-        kept = {operand for operand, before, after in passed if before == after}
-    return any(len({*each}) < len(each) for each in names) or not inside.isdisjoint(kept)
-
-
-def _ignores_carry(step: Step) -> bool:
-    """Whether a loop carries something that is of no use to it, but is returned unchanged."""
-    if step.operation not in LOOPS:
-        return False
-    (body,) = step.blocks
-    carried = body.parameters[1:]
-    needed = {*body.results[len(carried) :]}
-    needed |= {
-        after for before, after in zip(carried, body.results, strict=False) if before != after
-    }
-    for each in reversed(body.steps):
-        if not needed.isdisjoint(each.targets):
-            needed |= uses(each)
-    return not needed.issuperset(carried)
-
-
-def _fills_for_many(block: Block) -> bool:
-    """Whether an array of one number has several uses. XLA makes one for each, or none: a part of
-    it is known, and writing that number into it does nothing."""
-    named = [*block.results, *(name for step in block.steps for name in uses(step))]
-    filled = (step.targets for step in block.steps if step.operation == "new")
-    return any(named.count(name) > 1 for (name,) in filled)
-
-
-def _steps(block: Block) -> Iterator[Step]:
-    return (step for each in _blocks(block) for step in each.steps)
-
-
-def _blocks(block: Block) -> Iterator[Block]:
-    yield block
-    for step in block.steps:
-        for inner in step.blocks:
-            yield from _blocks(inner)
 
 
 def _copied(made: Any) -> int:
@@ -179,38 +97,9 @@ def _copied(made: Any) -> int:
     copy of its own where a pin is in front, and else a part of some kernel."""
     return sum(
         copy.nbytes
-        for copy in copies(parse(made.as_text()), _BUFFER)
+        for copy in copies(parse(made.as_text()), BUFFER)
         if copy.instruction.shape == copy.computation[copy.instruction.operands[0]].shape
     )
-
-
-def _can_be_told(program: Program) -> bool:
-    """Whether the program declares orders, and the module says what became of them.
-
-    XLA merges what is computed twice from the same operands. One instruction is then two equations,
-    of which one may run at any time. And it drops from a pin what a loop carries and never reads.
-    """
-    if any(_is_dissolved(step) or _ignores_carry(step) for step in _steps(program.block)):
-        return False
-    declared: set[int] = set()
-    merged: set[int] = set()
-    numbers: dict[Any, int] = collections.defaultdict(itertools.count().__next__)
-    for scope in scopes(inlined(trace(program))):
-        known: dict[Any, list[int]] = {}
-        for eqn in scope.eqns:
-            operands = [
-                (str(v.val), v.aval) if isinstance(v, Literal) else numbers[v] for v in eqn.invars
-            ]
-            if eqn.primitive is marker_p:
-                declared.update(operand for operand in operands if isinstance(operand, int))
-                continue
-            key = eqn.primitive, str(eqn.params), *operands
-            if key in known:
-                numbers |= zip(eqn.outvars, known[key], strict=True)
-                merged.update(known[key])
-            else:
-                known[key] = [numbers[v] for v in eqn.outvars]
-    return bool(declared) and declared.isdisjoint(merged)
 
 
 def _check_no_more(copied: int, least: int) -> None:
@@ -276,7 +165,7 @@ def check_batched(program: Program) -> None:
 def check_gradient(program: Program) -> bool:
     """The same gradient as the plain function, where that has one; whether it has."""
     floats = tuple(i for i, (shape, dtype) in enumerate(program.types) if dtype == "float32")
-    if not floats or any(step.operation == "while" for step in _steps(program.block)):
+    if not floats or any(step.operation == "while" for step in steps(program.block)):
         return False
 
     def gradient(fun: Any) -> Any:
