@@ -4,7 +4,6 @@ import dataclasses
 from collections import Counter
 
 from jaxsched._graph import Node
-from jaxsched._hazards import Unavoidable
 from jaxsched._hlo._copies import Cause
 from jaxsched._hlo._copies import Copy as HloCopy
 from jaxsched._hlo._text import Instruction
@@ -12,6 +11,7 @@ from jaxsched._lines import Line
 from jaxsched._program import Program
 from jaxsched._record import Record, tags_of
 from jaxsched._report import Copy
+from jaxsched._writes import Unavoidable
 
 __all__ = ["explained_copies"]
 

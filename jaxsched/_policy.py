@@ -11,13 +11,12 @@ from typing import Literal
 
 from jaxsched._errors import CopyError, CopyWarning, message
 from jaxsched._graph import Node, Value
-from jaxsched._hazards import Unavoidable
 from jaxsched._jax import INTERNAL, user_line
 from jaxsched._options import CopyPolicy
 from jaxsched._scope import Scope
 from jaxsched._takeovers import first_written
 from jaxsched._updates import ScopeKind, keeps_position
-from jaxsched._writes import find_writes
+from jaxsched._writes import Unavoidable, find_writes
 
 __all__ = ["claimed", "speak"]
 

@@ -16,12 +16,13 @@ from typing import Any
 import jax
 
 from jaxsched._graph import Kind, Node
-from jaxsched._hazards import Findings, Unavoidable
+from jaxsched._hazards import Findings
 from jaxsched._jax import Jaxpr, scopes_of, with_name
 from jaxsched._options import Options
 from jaxsched._pin import Pin
 from jaxsched._scope import Scope
 from jaxsched._updates import is_view, scopes
+from jaxsched._writes import Unavoidable
 
 __all__ = ["Order", "Record", "current_record", "named", "recording", "tags_in", "tags_of", "users"]
 

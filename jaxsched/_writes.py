@@ -17,10 +17,12 @@ from jaxsched._updates import (
 __all__ = [
     "Hazard",
     "Lineages",
+    "Unavoidable",
     "Write",
     "find_writes",
     "held_operands",
     "is_a",
+    "is_of_copy",
     "is_same_window",
     "root",
     "updates_of",
@@ -63,11 +65,28 @@ class Hazard:
     nbytes: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unavoidable:
+    """A copy that no order of the program removes, and why."""
+
+    write: Write
+    buffer: Value
+    why: str
+    reader: Node | None = None
+
+
 def root(value: Value) -> Value:
     """The value whose memory `value` only views."""
     while (node := value.producer) is not None and is_view(node.payload):
         value = node.inputs[0]
     return value
+
+
+def is_of_copy(write: Write, unavoidable: list[Unavoidable]) -> bool:
+    """Whether this is arithmetic with an updated copy. Its result takes the memory of what was
+    copied, so that nothing overwrites the copy."""
+    source = root(write.node.inputs[write.operand]).producer
+    return write.arithmetic and any(source is each.write.node for each in unavoidable)
 
 
 def uses_of(buffer: Value) -> tuple[list[Node], bool]:

@@ -170,10 +170,10 @@ def test_arithmetic_of_one_whole_operand_is_computed_again_for_each_user():
 
     assert users(lambda x, v: -x).count(" negate(") > 1, (
         "XLA no longer duplicates unary arithmetic (`InstructionFusion::EffectivelyAtMostUnary`):"
-        " `_hazards._lingering` may pin less."
+        " `_alone._lingering` may pin less."
     )
     assert users(lambda x, v: x - v).count(" subtract(") == 1, (
-        "XLA duplicates binary arithmetic: `_hazards._is_duplicated` has to count it too, or reads"
+        "XLA duplicates binary arithmetic: `_fusion.is_duplicated` has to count it too, or reads"
         " of an overwritten buffer come late."
     )
 
@@ -184,7 +184,7 @@ def test_a_reshape_fused_into_an_update_costs_a_copy():
 
     program = compiled(update, X, X[0], donate_argnums=0)
     assert copied_bytes(program, X) >= X.nbytes, (
-        "XLA updates in place through a reshape: `_hazards._is_viewed` and `_viewed_operands` pin"
+        "XLA updates in place through a reshape: `_alone._is_viewed` and `_viewed_operands` pin"
         " views that need no pin any more."
     )
 
