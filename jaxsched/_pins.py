@@ -36,9 +36,16 @@ def _merged(requests: list[_Wanted]) -> _Wanted:
 
 
 def _is_repeated(value: Value) -> bool:
-    """Whether XLA may compute a value once more for one of its uses, and so too late."""
-    fused = value.producer is not None and not is_materialized(value.producer.payload)
-    return fused and value.is_output + len(value.users) > 1
+    """Whether XLA may compute a value once more, and so too late: for one of its uses, or for one
+    of the only result that is computed from it."""
+    while value.producer is not None and not is_materialized(value.producer.payload):
+        if value.is_output + len(value.users) > 1:
+            return True
+        results = [result for user in value.users for result in user.outputs]
+        if len(results) != 1:
+            return False
+        (value,) = results
+    return False
 
 
 class Pins:
