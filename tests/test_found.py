@@ -10,9 +10,9 @@ import pytest
 from jax import lax
 
 from jaxsched import ScheduleError, before, explain, scheduled
-from jaxsched._before import collecting
 from jaxsched._plan import Options, plan
 from tests.common import assert_same, undeclared
+from tests.fuzz._check import trace
 from tests.fuzz._inplace import Machine
 from tests.hlo import compiled, copied_bytes
 
@@ -21,8 +21,7 @@ def assert_right_in_place(fun, *args, undeclared=None):
     """The plan of `fun` gives the results of `fun` where each update in place overwrites memory;
     those are told by `undeclared`, the same function, where `fun` declares an order."""
     wanted = [np.asarray(each) for each in (undeclared or fun)(*args)]
-    with collecting():
-        planned = plan(jax.make_jaxpr(fun)(*args), Options(), compiled=True)
+    planned = plan(trace(fun, args), Options(), compiled=True)
     contested = 0
     for run in range(6):
         machine = Machine({}, random.Random(run), fused=run % 2 == 0)

@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -60,13 +60,14 @@ def compare(kind: str, given: Any, wanted: Any) -> None:
             raise Failure(kind, f"result {number} is wrong")
 
 
-def trace(program: Program) -> Jaxpr:
+def trace(fun: Callable[..., Any], arguments: Any) -> Jaxpr:
+    """The jaxpr of a function, with its declarations in it."""
     with collecting():
-        return jax.make_jaxpr(function(program))(*program.arguments())
+        return jax.make_jaxpr(fun)(*arguments)
 
 
 def trace_and_plan(program: Program, *, infer: bool = True) -> Jaxpr:
-    return plan(trace(program), Options(infer=infer), compiled=True)
+    return plan(trace(function(program), program.arguments()), Options(infer=infer), compiled=True)
 
 
 def check_plan(program: Program, seed: int = 0, runs: int = 3) -> dict[str, int]:
@@ -75,7 +76,7 @@ def check_plan(program: Program, seed: int = 0, runs: int = 3) -> dict[str, int]
     Then those of the same program where it returns only some of its results, or only the others.
     """
     wanted = evaluate(program.block, program.arguments())
-    jaxpr = trace(program)
+    jaxpr = trace(function(program), program.arguments())
     rng = random.Random(seed)
     every = range(len(wanted))
     counts = defaultdict(int)

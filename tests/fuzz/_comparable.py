@@ -10,7 +10,7 @@ from jaxsched._jax import Literal
 from tests.fuzz._check import scopes, trace
 from tests.fuzz._generate import uses
 from tests.fuzz._inline import inlined
-from tests.fuzz._program import LOOPS, Block, Program, Step
+from tests.fuzz._program import LOOPS, Block, Program, Step, function
 
 __all__ = ["BUFFER", "steps", "tells_of_copies", "tells_of_orders"]
 
@@ -45,7 +45,7 @@ def tells_of_orders(program: Program) -> bool:
     declared: set[int] = set()
     merged: set[int] = set()
     numbers: dict[Any, int] = collections.defaultdict(itertools.count().__next__)
-    for scope in scopes(inlined(trace(program))):
+    for scope in scopes(inlined(trace(function(program), program.arguments()))):
         known: dict[Any, list[int]] = {}
         for eqn in scope.eqns:
             operands = [

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsched import explain, scheduled
-from jaxsched._before import collecting
 from jaxsched._hlo._copies import copies
 from jaxsched._hlo._text import parse
 from jaxsched._jax import Jaxpr
@@ -20,7 +19,7 @@ from jaxsched._options import Options
 from jaxsched._plan import plan
 from jaxsched._report import Report
 from jaxsched._verdicts import Verdict
-from tests.fuzz._check import Failure, compare, declared
+from tests.fuzz._check import Failure, compare, declared, trace
 from tests.fuzz._comparable import BUFFER, steps, tells_of_copies, tells_of_orders
 from tests.fuzz._primitives import VIEWS
 from tests.fuzz._program import Program, evaluate, function
@@ -134,8 +133,7 @@ def check_eager(program: Program) -> None:
 
 def check_eager_order(fun: Any, arguments: Any) -> None:
     """In the plan of eager code the equations stand in the declared order."""
-    with collecting():
-        jaxpr = jax.make_jaxpr(fun)(*arguments)
+    jaxpr = trace(fun, arguments)
     planned = plan(jaxpr, Options(), compiled=False)
     orders, _ = declared(jaxpr, planned)
     place = {v: i for i, eqn in enumerate(planned.eqns) for v in eqn.outvars}
