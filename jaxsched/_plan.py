@@ -131,6 +131,13 @@ def _plan_scope(
     return jaxpr
 
 
+def _declaration_in(eqn: JaxprEqn) -> str:
+    """The line of a declaration in the jaxprs of an equation that itself has none."""
+    inner = (each for value in eqn.params.values() for each in scopes_of(value))
+    found = (each for jaxpr in inner for each in jaxpr.eqns if marker_effect in each.effects)
+    return next((user_line(each.source_info) or _declaration_in(each) for each in found), "")
+
+
 def _plan_params(eqn: JaxprEqn, options: Options) -> dict[str, Any]:
     """The parameters of an equation that change because a jaxpr in them is planned."""
     if marker_effect in eqn.effects and not scopes(eqn):
@@ -138,7 +145,7 @@ def _plan_params(eqn: JaxprEqn, options: Options) -> dict[str, Any]:
             message(
                 f"`before` has no meaning inside of `{eqn.primitive.name}`, which jaxsched does"
                 " not look into.",
-                user_line(eqn.source_info),
+                user_line(eqn.source_info) or _declaration_in(eqn),
                 "declare the order outside of it, in a loop or branch, or in a jitted function.",
             )
         )

@@ -636,6 +636,20 @@ def test_before_inside_of_a_primitive_that_is_not_looked_into(call):
         call(fun)
 
 
+def test_before_inside_of_a_custom_vmap(call):
+    """JAX keeps no line of the call itself."""
+
+    def fun(x):
+        y = x[0] + 1
+        z = x * 2
+        before(y, z)  # here
+        return z
+
+    batched = jax.custom_batching.custom_vmap(fun)
+    with Raises("inside of `custom_vmap_call`", place(fun, "# here"), "outside of it"):
+        call(batched)
+
+
 ### `scheduled`
 
 
