@@ -646,6 +646,7 @@ def test_before_inside_of_a_custom_vmap(call):
         return z
 
     batched = jax.custom_batching.custom_vmap(fun)
+    batched.def_vmap(lambda size, axes, x: (x, *axes))
     with Raises("inside of `custom_vmap_call`", place(fun, "# here"), "outside of it"):
         call(batched)
 
