@@ -189,6 +189,18 @@ def test_a_reshape_fused_into_an_update_costs_a_copy():
     )
 
 
+def test_a_gather_fused_into_an_update_costs_a_copy():
+    def update(x, v):
+        rows = x[np.arange(len(x) - 1)]
+        return lax.dynamic_update_slice(rows, (v * 2)[None], (3, 0))
+
+    program = compiled(update, X, X[0])
+    assert copied_bytes(program, X) >= X.nbytes // 2, (
+        "XLA updates in place what it gathers (`GatherSimplifier` ends it in a reshape):"
+        " `_alone._viewed_operands` pins gathers that need no pin any more."
+    )
+
+
 def test_an_update_at_a_constant_zero_start_passes_over_the_whole_buffer():
     def fastest(place):
         add = jax.jit(lambda x: x.at[place, place].add(1), donate_argnums=0)
