@@ -121,8 +121,8 @@ def _check_computed(i: int, leaf: Any, where: str) -> None:
     kind = "a constant" if isinstance(leaf, jax.Array) or hasattr(leaf, "shape") else "not an array"
     raise ScheduleError(
         message(
-            f"`before` cannot order value {i}: it is {kind} ({type(leaf).__name__}),"
-            " which no equation of the scheduled function computes.",
+            f"`before` cannot order value {i}: it is {kind} ({type(leaf).__name__});"
+            " no equation of the scheduled function computes it.",
             where,
             "values computed from the arguments of the scheduled function.",
         )

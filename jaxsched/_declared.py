@@ -197,7 +197,7 @@ def _ordered(node: Node) -> bool:
 
 def _cycle(source: Node, target: Node, path: Sequence[Edge], eqn: JaxprEqn) -> str:
     if source is target:
-        wrong = "`before` was given two values that one equation computes together."
+        wrong = "`before` was given one value twice, or two that one equation computes together."
         steps = [_describe(source)]
     else:
         wrong = "`before` contradicts an order that holds already; together they are a cycle."
